@@ -1,12 +1,12 @@
-"""Submissions become commits: one for all of a group, unless one of them is at fault.
+"""Commits of groups of submissions: one commit for a group, unless a submission is rejected.
 
-What is wrong with a batch is said of the whole batch, so a group that is refused is cut until those that are at fault
-stand alone: each sender hears what is wrong with his rows, and the others' are committed. A group of several senders is
-cut between them first. A named sender whose submissions are refused then has one half tried at a time; the other half
-goes back to the queue, so that a sender cannot delay others by rows that are refused.
+An error of a batch concerns the whole batch. So a rejected group is divided until the submissions at fault are alone:
+each sender gets the error of its own rows, and the rows of the others are committed. A group of several senders is
+divided by sender first. For a named sender, only one half is tried then. The other half returns to the queue, so that
+a sender cannot delay others by rejected rows.
 
-Parts are written first, then published. When it is not known whether they were, their keys in the log tell, and to
-publish the same parts again is harmless; so only a sender for whom that stays open is told so.
+Parts are written first, then published. If the outcome is unknown, the keys of the parts in the log decide it, and
+publishing the same parts again is safe. So only the senders for whom the outcome stays unknown get that error.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _NO_LIMITS = BatchLimits()
-# Each means that another writer committed ids just before us.
+# Each attempt means that another writer has just committed ids.
 _SEQUENCES_MAX = 200
 _WAIT_FIRST_SECONDS = 0.1
 _WAIT_SECONDS_MAX = 5.0
-#: What the caller must change, but in the table's surroundings: no single row is at fault.
+#: Errors of the table's surroundings, which the caller must change. No single row is at fault.
 _EVERYBODYS = (TableNotFound, BucketNotFound, AccessDenied, UnsupportedStore, ClockSkew, SnapshotExpired)
 
 
-class _Refused(Exception):
-    """The rows themselves are at fault; nothing of them is visible."""
+class _RowsRejected(Exception):
+    """The rows are rejected. None of them is visible."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -73,7 +73,7 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class Counts:
-    """What was done so far."""
+    """The counts of a writer since its start."""
 
     commits: int = 0
     rows: int = 0
@@ -85,7 +85,7 @@ class Counts:
 
 
 class Committer:
-    """Commits groups of submissions, one at a time. For one thread."""
+    """Commits groups of submissions, one at a time. Only one thread may use it."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Committer:
         retry_max_ms: int,
         give_up: threading.Event,
     ) -> None:
-        """`give_up`: when it is set, nothing is tried again."""
+        """Create a committer. Once `give_up` is set, it retries nothing."""
         self._handle = handle
         self._limits = limits
         self._on_conflict = on_conflict
@@ -110,13 +110,13 @@ class Committer:
         self.counts = Counts()
 
     def commit(self, submissions: Sequence[Submission]) -> list[Submission]:
-        """Commit what can be, and answer each; those of one kind together. Raises nothing that is an Exception.
+        """Commit submissions, those of one kind together, and answer each. Never raises an Exception.
 
-        Returns those that are left for later: they are neither committed nor answered.
+        Returns the submissions that are left for later. They are neither committed nor answered.
         """
         kinds: list[list[Submission]] = []
         for submission in submissions:
-            # Schemas are compared, not hashed: two that are equal may differ in what they say of themselves.
+            # Schemas are compared, not hashed: equal schemas may differ in their metadata.
             same = next((k for k in kinds if k[0].kind == submission.kind), None)
             if same is None:
                 kinds.append([submission])
@@ -128,12 +128,12 @@ class Committer:
         self._deadline = time.monotonic() + self._retry_max_ms / 1000
         try:
             answers = self._committed(group)
-        except _Refused as refused:
+        except _RowsRejected as refused:
             if len(group) == 1:
                 self._fail(group, refused.reason)
                 return []
             return self._commit_apart(group)
-        except Exception as error:  # noqa: BLE001  whatever it is, who waits for an answer gets it
+        except Exception as error:  # noqa: BLE001  the waiting sender gets it, whatever its type
             self._fail(group, error)
         else:
             for submission, answer in zip(group, answers, strict=True):
@@ -143,7 +143,7 @@ class Committer:
         return []
 
     def _commit_apart(self, group: Sequence[Submission]) -> list[Submission]:
-        """Commit a group that was refused as a whole: sender by sender, or by halves. Returns those left for later."""
+        """Commit a rejected group by sender, or by halves. Returns the submissions that are left for later."""
         of_senders: dict[str | None, list[Submission]] = {}
         for submission in group:
             of_senders.setdefault(submission.sender, []).append(submission)
@@ -172,13 +172,13 @@ class Committer:
     # ------------------------------------------------------------------------------------ with ids
 
     def _append_new(self, group: Sequence[Submission], ids: Ids) -> list[Acknowledged]:
-        """Commit the rows whose ids are new: the next sequence, or the one after it when another writer was first."""
+        """Commit the rows with new ids as the next sequence, or as a later one if another writer took that."""
         for _ in range(_SEQUENCES_MAX):
             self._persist(ids.refresh)
             try:
                 dropped = ids.repeated(group)
-            except Exception as error:  # noqa: BLE001  the store is not asked: it is the rows
-                raise _Refused(error) from None
+            except Exception as error:  # noqa: BLE001  this reads no store, so the rows are at fault
+                raise _RowsRejected(error) from None
             commit, misfits = None, 0
             if len(dropped) < sum(s.count for s in group):
                 commit, misfits = self._append(group, dropped, (ids.application, ids.sequence))
@@ -191,21 +191,21 @@ class Committer:
             gone = _of_each(group, dropped)
             return [_answer(s, n, commit, misfits) for s, n in zip(group, gone, strict=True)]
         raise CommitConflict(
-            f"{self._handle.table}: {_SEQUENCES_MAX} times in a row another writer committed rows with ids first. "
-            "Nothing was published. Try again, with fewer writers or larger groups."
+            f"{self._handle.table}: another writer committed rows with ids first, {_SEQUENCES_MAX} times in a row. "
+            "Nothing was published. Retry with fewer writers or larger groups."
         )
 
     # ------------------------------------------------------------------------------------ one commit
 
     def _append(self, group: Sequence[Submission], dropped: Collection[int], txn: Txn | None) -> tuple[Commit, int]:
-        """The commit, and how many rows of it were set aside. Raises _Refused, and what keeps us from committing."""
+        """Return the commit and its number of quarantined rows. Raises _RowsRejected, or the error of the commit."""
         unpublished = self._persist(lambda: self._write(group, dropped))
         try:
             commit = self._publish(self._handle, unpublished.written, txn, group)
         except IceDBError as error:
             discard_beside(unpublished)
-            if _is_at_fault(error):  # the table has changed since the parts were written
-                raise _Refused(error) from None
+            if _is_at_fault(error):  # the table was changed after the parts were written
+                raise _RowsRejected(error) from None
             raise
         if commit.repeated:
             discard_beside(unpublished)
@@ -229,31 +229,31 @@ class Committer:
             )
         except Exception as error:
             if _is_at_fault(error) or not isinstance(error, IceDBError):
-                raise _Refused(error) from None
+                raise _RowsRejected(error) from None
             raise
 
     def _publish(
         self, target: Handle, written: WrittenParts, txn: Txn | None, group: Sequence[Submission] = ()
     ) -> Commit:
-        """Publish written parts, as often as it takes. Raises CommitStateUnknown when that stays open for somebody."""
+        """Publish written parts, with retries. Raises CommitStateUnknown if the outcome stays unknown for a sender."""
         unsure = False
         began_ms = target.clock.now_ms()
 
         def attempt() -> Commit:
             nonlocal unsure
             if unsure and txn is None:
-                found = _published(target, written)
-                if found is not None:
-                    return found
-                # What was published so long ago may be merged and forgotten: published again, it would name lost parts.
+                published = _published(target, written)
+                if published is not None:
+                    return published
+                # Parts that were published so long ago may be merged and forgotten. Do not commit lost parts.
                 late = target.clock.now_ms() - began_ms > target.timing.grace_ms // 2
                 if late or new_columns(written.schema, target.known_schema):
-                    # Its claim may still be completed, by whoever commits exclusively next: it must not be made twice.
+                    # The next exclusive commit may still complete its claim, so it must not be committed twice.
                     raise CommitStateUnknown(_not_known(target))
             try:
                 return publish_append(target, written, txn=txn)
             except IceDBError as error:
-                # Others may publish what a claim of ours holds, unless it was refused for good.
+                # Other writers may publish the content of our claim, unless it was rejected for good.
                 claimed = txn is not None and not _is_at_fault(error)
                 unsure = unsure or claimed or isinstance(error, CommitStateUnknown)
                 raise
@@ -266,12 +266,12 @@ class Committer:
             raise
         slept = target.clock.now_ms() - began_ms > target.timing.commit_timeout_ms
         if commit.repeated and slept and not self._may_be_sent_again(group):
-            # Others may have published our parts, and merged and forgotten them.
+            # Other writers may have published our parts, and merged and forgotten them.
             raise CommitStateUnknown(_not_known(target))
         return commit
 
     def _may_be_sent_again(self, group: Sequence[Submission]) -> bool:
-        """Whether all rows have an id, so that it does no harm whatever became of them."""
+        """Whether all rows have an id, so that sending them again is safe."""
         return self._ids is not None and all(map(self._ids.all_have_ids, group))
 
     def _set_aside(self, quarantine: Handle, misfits: WrittenParts, commit: Commit) -> None:
@@ -279,52 +279,52 @@ class Committer:
         try:
             self._publish(quarantine, misfits, None)
         except IceDBError as error:
-            there = "committed" if commit.committed else "none"
+            there = "are committed" if commit.committed else "are none"
             raise CommitStateUnknown(
-                f"{self._handle.table}: the rows that fit are {there}, and those that do not could not be put into "
-                f"'{quarantine.table}' ({error})."
+                f"{self._handle.table}: the rows that fit {there}, and the other rows could not be committed to "
+                f"'{quarantine.table}' ({error}). Check both tables before you write the rows again."
             ) from None
 
     def _persist(self, action: Callable[[], _T]) -> _T:
-        """Try until it succeeds or the time for this group is over: what the store did not answer, and lost races."""
+        """Retry unanswered requests and lost races until the action succeeds or the group's time is over."""
         wait_seconds = _WAIT_FIRST_SECONDS
         while True:
             try:
                 return action()
             except CommitTimedOut:
-                raise  # the parts are too old; no repetition makes them younger
+                raise  # the parts are too old, and a retry does not change that
             except (RetryableError, CommitStateUnknown) as error:
                 left = self._deadline - time.monotonic()
                 if left <= 0 or self._give_up.wait(min(wait_seconds, left)):
                     raise
                 self.counts.retries += 1
-                logger.info("%s: is tried again: %s", self._handle.table, error)
+                logger.info("%s: retrying after: %s", self._handle.table, error)
                 wait_seconds = min(2 * wait_seconds, _WAIT_SECONDS_MAX)
 
 
 def _is_at_fault(error: Exception) -> bool:
-    """Whether the rows are, and not what is around the table."""
+    """Whether the rows are at fault, and not the table's surroundings."""
     return isinstance(error, InvalidRequestError) and not isinstance(error, _EVERYBODYS)
 
 
 def _let_go(error: BaseException) -> None:
-    """Whoever keeps the error must not keep the rows with it, which the frames of its traceback hold."""
-    found: list[BaseException | None] = [error]
-    for each in found:
+    """Clear the tracebacks of an error: their frames would keep the rows in memory as long as the error is kept."""
+    chain_of_errors: list[BaseException | None] = [error]
+    for each in chain_of_errors:
         if each is not None:
             each.__traceback__ = None
-            found += [e for e in (each.__cause__, each.__context__) if e not in found]
+            chain_of_errors += [e for e in (each.__cause__, each.__context__) if e not in chain_of_errors]
 
 
 def _not_known(target: Handle) -> str:
     return (
-        f"{target.table}: it is not known whether these rows were published. Look whether they are there before you "
-        "write them again."
+        f"{target.table}: it is not known whether these rows were published. Check whether the table has them before "
+        "you write them again."
     )
 
 
 def _published(target: Handle, written: WrittenParts) -> Commit | None:
-    """The commit that the log shows of these parts; None when it shows none."""
+    """Return the commit of these parts according to the log, or None."""
     state = target.read(fresh=True)
     named = [state.parts[m.key] for m in written.markers if m.key in state.parts]
     if not named:
@@ -334,7 +334,7 @@ def _published(target: Handle, written: WrittenParts) -> Commit | None:
 
 
 def _rows(group: Sequence[Submission], dropped: Collection[int]) -> Any:
-    """The rows of all submissions as one batch, without those at these places."""
+    """Return the rows of all submissions as one batch, without the rows at the dropped positions."""
     if isinstance(group[0].rows, pa.Table):
         table = pa.concat_tables([s.rows for s in group])
         if dropped:
@@ -348,7 +348,7 @@ def _rows(group: Sequence[Submission], dropped: Collection[int]) -> Any:
 
 
 def _of_each(group: Sequence[Submission], dropped: Collection[int]) -> list[int]:
-    """How many of these rows each submission has."""
+    """Return the number of dropped rows of each submission."""
     ends = list(accumulate(s.count for s in group))
     counts = [0] * len(group)
     for number in dropped:

@@ -1,12 +1,12 @@
-"""Which ids were committed lately, and how two writers do not commit one twice.
+"""The recently committed ids of a table, and the protocol by which two writers never commit one id twice.
 
-Every commit with ids is an exactly-once append of one application, and its sequence is one more than the last that the
-log records. So commits with ids form a line: who tries the next sequence has read all before it, and knows their ids.
-When two try the same, the claim of the first decides (`icedb.transaction.idempotent_append`); the other reads what
-came, and tries the next with the rows that are still new. The table itself says which ids there are, so nothing can
-tell otherwise after a crash: at the start they are read from the parts that were committed within the window.
+Every commit with ids is an exactly-once append of one application. Its sequence is one more than the last that the log
+records. So commits with ids form a line: a writer that tries the next sequence has read all commits before it, with
+their ids. If two writers try the same sequence, the claim of the first decides (`icedb.transaction.idempotent_append`).
+The other writer reads the new commits, and tries the next sequence with the rows that are still new. The table itself
+is the record of ids, also after a crash: at the start they are read from the parts of the window.
 
-Digests of 16 bytes are kept, in DuckDB, in segments by time: what is too old goes a segment at a time.
+The ids are kept as digests of 16 bytes, in DuckDB, in segments by time. Expired ids are dropped a segment at a time.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ __all__ = ["Ids", "check_window"]
 logger = logging.getLogger(__name__)
 
 _SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
-#: Types that a column of ids may have.
+#: The types that a column of ids may have.
 _TYPES = frozenset((*_SIGNED, *(f"U{name}" for name in _SIGNED), "VARCHAR", "UUID"))
 _IDS_ARE = "ids are text, whole numbers or UUIDs"
-# What is too old, or too much, goes in pieces of about a sixteenth.
+# Ids that are too old, or too many, are dropped in pieces of about a sixteenth.
 _SEGMENTS = 16
-# Each time the parts that are to be read may have been cleaned up meanwhile.
+# Each attempt may fail because cleanup deleted the parts before they were read.
 _LOADS_MAX = 5
-# What a log says of an application that it does not know.
+# The log's entry for an application that it does not record.
 _NONE = (-1, 0)
 
 
 def check_window(id_window_ms: int, timing: Timing, *, table: str) -> None:
-    """Raise InvalidOption unless the log remembers transactions for longer than the window."""
+    """Raise InvalidOption unless the log records transactions for longer than the window."""
     if id_window_ms >= timing.txn_retention_ms:
         raise InvalidOption(
-            f"{table}: id_window_ms is {id_window_ms}, and the log remembers transactions for "
-            f"{duration_text(timing.txn_retention_ms)} (the table's txn_retention_ms). Give less."
+            f"{table}: id_window_ms is {id_window_ms}, but the log records transactions only for "
+            f"{duration_text(timing.txn_retention_ms)} (the table's txn_retention_ms). Set a shorter window."
         )
 
 
@@ -72,23 +72,23 @@ class _Segment:
 
 
 class Ids:
-    """The ids of one column that this table has got within a window. For one thread.
+    """The ids of one column that were committed to a table within a window. Only one thread may use it.
 
-    `sequence` is what the next commit with ids must be given, with `application`.
+    `application` and `sequence` are the transaction of the next commit with ids.
     """
 
     def __init__(self, handle: Handle, column: str, *, window_ms: int, ids_max: int) -> None:
-        """Reads the ids from the table. Raises InvalidOption, CorruptLog and the store's errors."""
+        """Read the ids from the table. Raises InvalidOption, CorruptLog and the store's errors."""
         self._handle = handle
         self._column = column
         self._window_ms = window_ms
         self._ids_max = ids_max
         self.application = f"ids of {column!r}"
         self.sequence = 0
-        #: What the log said last of the application: its sequence and when that was committed (unix ms).
+        #: The log's last entry for the application: its sequence and commit time (unix ms).
         self._last = _NONE
         self._loaded = False
-        #: The log files that were looked at, the parts among them that are younger than what cannot change any more.
+        #: The log files that were read, and their parts that are younger than the settled time.
         self._files: frozenset[str] = frozenset()
         self._seen: dict[str, int] = {}
         self._settled_ms = 0
@@ -101,15 +101,15 @@ class Ids:
 
     @property
     def count(self) -> int:
-        """Ids that are remembered."""
+        """The number of ids that are remembered."""
         return sum(s.rows for s in self._segments)
 
     def close(self) -> None:
-        """Free what they take."""
+        """Free the memory of the ids."""
         self._con.close()
 
     def _check_spec(self) -> None:
-        """Raise InvalidOption for a table that cannot tell which ids it has got, or who was first."""
+        """Raise InvalidOption for a table that loses ids, or that cannot decide which writer was first."""
         spec, column = self._handle.spec, self._column
         if self._handle.fencing == "none":
             raise InvalidOption(
@@ -121,26 +121,28 @@ class Ids:
             return
         reason = "its merges may drop rows, and their ids with them" if loses else "its insert_query makes other rows"
         raise InvalidOption(
-            f"{self._handle.table}: id_column is '{column}', and ids are looked up in the table, but {reason}. Take "
-            "the ids off in a table of its own, or write without id_column."
+            f"{self._handle.table}: id_column is '{column}', and ids are looked up in the table, but {reason}. Write "
+            "the rows with ids to a separate table, or write without id_column."
         )
 
     def _type(self) -> str | None:
-        """The column's type in the table, if it has one. Raises InvalidOption for one that no id has."""
+        """Return the column's type in the table, if it has one. Raises InvalidOption for a type that is not of ids."""
         columns = self._handle.columns
-        known = columns.get(self._column)
-        if known is None and (other := next((c for c in columns if c.casefold() == self._column.casefold()), None)):
-            raise InvalidOption(f"{self._handle.table}: id_column is '{self._column}', and the column is '{other}'.")
-        if known is not None and parse_type(known).name not in _TYPES:
-            raise InvalidOption(f"{self._handle.table}: id_column '{self._column}' is {known}; {_IDS_ARE}.")
-        return known
+        type_ = columns.get(self._column)
+        if type_ is None and (other := next((c for c in columns if c.casefold() == self._column.casefold()), None)):
+            raise InvalidOption(
+                f"{self._handle.table}: id_column is '{self._column}', and the column is '{other}'. Use that name."
+            )
+        if type_ is not None and parse_type(type_).name not in _TYPES:
+            raise InvalidOption(f"{self._handle.table}: id_column '{self._column}' is {type_}; {_IDS_ARE}.")
+        return type_
 
     # ------------------------------------------------------------------------------------ what others committed
 
     def refresh(self) -> None:
-        """Look at the log: learn the ids of others' commits, forget what is too old, and choose the sequence.
+        """Read the log: learn the ids of other writers' commits, forget expired ids, and choose the sequence.
 
-        Raises as reading the log and parts does; then it may be called again.
+        Raises the errors of reading the log and parts. Then it may be called again.
         """
         now_ms = self._handle.clock.now_ms()
         self._expire(now_ms)
@@ -151,12 +153,12 @@ class Ids:
             try:
                 self._learn(state, last, now_ms)
                 break
-            except SnapshotExpired:  # merged and cleaned up before we came: the parts that have the rows now tell
+            except SnapshotExpired:  # the parts were merged and cleaned up: read the parts that have the rows now
                 self._loaded = False
         else:
             raise SnapshotExpired(
                 f"{self._handle.table}: parts were cleaned up while their ids were read, {_LOADS_MAX} times in a row. "
-                "Does a cleanup run with a very short grace_ms?",
+                "Ensure that no cleanup runs with a very short grace_ms, then retry.",
                 horizon_ms=state.horizon_ms,
             )
         self._evict()
@@ -164,7 +166,7 @@ class Ids:
         if self.sequence > SEQUENCE_MAX:
             raise InvalidOption(
                 f"{self._handle.table}: the log has no sequence left for '{self.application}': another program uses "
-                "the name of that transaction for its own. Give another id_column."
+                "the name of that transaction for its own. Use another id_column."
             )
         self._last = last
         self._files = frozenset(state.effective)
@@ -172,33 +174,33 @@ class Ids:
         self._seen = {k: t for k, t in self._seen.items() if t > self._settled_ms}
 
     def lost(self) -> None:
-        """The sequence went to somebody else: the next is another one, even if the log should not record it."""
+        """Skip the sequence, which another writer took, even if the log does not record it."""
         self.sequence += 1
 
     def _learn(self, state: TableState, last: tuple[int, int], now_ms: int) -> None:
         forgotten = state.horizon_ms > self._settled_ms or any(
             f.file.newest_foreign_ms > self._settled_ms for f in state.effective.values()
         )
-        # By its time, too: an application that was forgotten begins again, and may be as far as it was.
+        # The time is compared too: a forgotten application begins again, and may reach the same sequence.
         if not self._loaded or last[0] < self._last[0] or (last != self._last and forgotten):
             self._load(state, now_ms)
         elif last != self._last:
             self._read(self._new(state))
 
     def _new(self, state: TableState) -> list[Marker]:
-        """Parts that brought rows and that were not there when we looked last."""
-        found: dict[str, Marker] = {}
+        """Return the parts with new rows since the last refresh."""
+        new_parts: dict[str, Marker] = {}
         for key, stored in state.effective.items():
             if key in self._files:
                 continue
             for marker in stored.file.markers:
-                own = marker.created_ms == stored.file.t_ms  # else another log file had it, and we may have seen that
+                own = marker.created_ms == stored.file.t_ms  # else another log file had it, which may have been read
                 if not marker.moved and marker.key not in self._seen and (own or marker.created_ms > self._settled_ms):
-                    found[marker.key] = marker
-        return list(found.values())
+                    new_parts[marker.key] = marker
+        return list(new_parts.values())
 
     def _load(self, state: TableState, now_ms: int) -> None:
-        """All anew: the parts that were made within the window, the youngest first. A merge's part counts as young."""
+        """Read all ids again from the parts of the window, the youngest first. A merged part counts as young."""
         self._loaded = False
         for segment in list(self._segments):
             self._drop(segment)
@@ -218,7 +220,7 @@ class Ids:
         self._loaded = True
 
     def _read(self, markers: Sequence[Marker]) -> None:
-        """Learn the ids of parts. Raises SnapshotExpired when one of them is gone, and the store's errors."""
+        """Learn the ids of parts. Raises SnapshotExpired if a part was deleted, and the store's errors."""
         type_ = self._type()
         if markers and type_ is not None:
             parts = [self._handle.part(m) for m in markers]
@@ -237,31 +239,32 @@ class Ids:
     # ------------------------------------------------------------------------------------ rows of a batch
 
     def repeated(self, submissions: Sequence[Submission]) -> set[int]:
-        """The rows, by their place in all of these together, whose id is known or stands before them.
+        """Return the positions of rows whose id is remembered, or occurs in an earlier row.
 
-        The submissions are of one kind. Raises InvalidBatch for what is no id.
+        Positions count through all submissions, which must be of one kind. Raises InvalidBatch for an invalid id.
         """
         self._con.execute("CREATE OR REPLACE TEMP TABLE fresh (n BIGINT, digest UHUGEINT)")
         ids = self._values(submissions)
         if ids is None:
             return set()
         type_ = self._type()
-        # Another spelling of what the column holds is the same id.
+        # Two spellings of one value of the column's type are the same id.
         as_stored = "id" if type_ in (None, "VARCHAR") else f"coalesce(CAST(TRY_CAST(id AS {type_}) AS VARCHAR), id)"
         texts = f"SELECT n, {as_stored} AS id FROM (SELECT n, CAST(id AS VARCHAR) AS id FROM batch) WHERE id <> ''"
         self._con.register("batch", pa.table({"n": pa.array(range(len(ids)), pa.int64()), "id": ids}))
-        self._con.execute(f"CREATE OR REPLACE TEMP TABLE asked AS SELECT n, md5_number(id) AS digest FROM ({texts})")
+        self._con.execute(f"CREATE OR REPLACE TEMP TABLE incoming AS SELECT n, md5_number(id) AS digest FROM ({texts})")
         self._con.unregister("batch")
-        known = " UNION ALL ".join(
+        committed = " UNION ALL ".join(
             f"SELECT digest FROM {table}" for table in ("fresh", *(s.name for s in self._segments))
         )
         self._con.execute(
-            f"INSERT INTO fresh SELECT min(n), digest FROM asked ANTI JOIN ({known}) USING (digest) GROUP BY digest"
+            "INSERT INTO fresh SELECT min(n), digest FROM incoming "
+            f"ANTI JOIN ({committed}) USING (digest) GROUP BY digest"
         )
-        return {n for (n,) in self._con.execute("SELECT n FROM asked ANTI JOIN fresh USING (n)").fetchall()}
+        return {n for (n,) in self._con.execute("SELECT n FROM incoming ANTI JOIN fresh USING (n)").fetchall()}
 
     def _values(self, submissions: Sequence[Submission]) -> pa.Array | pa.ChunkedArray | None:
-        """The ids of submissions of one kind, one for each row, as what DuckDB can make text of; None: no column."""
+        """Return one id per row of submissions of one kind, of a type that DuckDB casts to text; None: no column."""
         tables = [s.rows for s in submissions if isinstance(s.rows, pa.Table)]
         if not tables:
             rows = chain.from_iterable(s.rows for s in submissions)
@@ -275,7 +278,7 @@ class Ids:
         return values
 
     def all_have_ids(self, submission: Submission) -> bool:
-        """Whether its rows may be sent again without harm."""
+        """Whether all rows have an id, so that they can be sent again safely."""
         ids = self._values([submission])
         if ids is None or ids.null_count:
             return False
@@ -299,7 +302,7 @@ class Ids:
             raise InvalidBatch(f"{self._handle.table}: an id in column '{self._column}' is no valid text.") from None
 
     def committed(self, commit: Commit) -> None:
-        """The rows that were looked up last, but for the repeated ones, are in the table now."""
+        """Remember the ids of the rows that were looked up last, except repeated ones, as committed."""
         at_ms = commit.created_ms or self._handle.clock.now_ms()
         self._add("SELECT digest FROM fresh", [at_ms])
         self._seen.update((p.key, p.created_ms) for p in commit.parts)
@@ -308,7 +311,7 @@ class Ids:
     # ------------------------------------------------------------------------------------ segments
 
     def _add(self, digests: str, times_ms: Sequence[int]) -> None:
-        """Remember the answer of a query, of commits of these times (unix ms)."""
+        """Remember the digests that a query returns, of commits of these times (unix ms)."""
         oldest_ms, newest_ms = min(times_ms), max(times_ms)
         last = self._segments[-1] if self._segments and self._loaded else None
         if last is None or newest_ms - last.oldest_ms > self._window_ms // _SEGMENTS or self._is_full(last):
@@ -324,7 +327,7 @@ class Ids:
         return segment.rows > self._ids_max // _SEGMENTS
 
     def _expire(self, now_ms: int) -> None:
-        """Forget what was committed before the window. Clocks of writers may differ by twice the skew."""
+        """Forget ids that were committed before the window. The clocks of writers may differ by twice the skew."""
         since_ms = now_ms - self._window_ms - 2 * self._handle.timing.max_skew_ms
         for segment in [s for s in self._segments if s.newest_ms < since_ms]:
             self._drop(segment)
@@ -342,8 +345,8 @@ class Ids:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s: there are more than %d ids of the last %d ms in column '%s', so the oldest are forgotten: a row "
-                "that comes again so late is taken again. Give a larger ids_max, or a shorter id_window_ms.",
+                "%s: there are more than %d ids of the last %d ms in column '%s', so the oldest are forgotten. A row "
+                "that is sent again that late is accepted again. Set a larger ids_max or a shorter id_window_ms.",
                 self._handle.table, self._ids_max, self._window_ms, self._column,
             )  # fmt: skip
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from icedb.errors import InvalidBatch
 
-__all__ = ["Acknowledged", "Answer", "BufferStats", "Rows", "Submission", "measured"]
+__all__ = ["Acknowledged", "AcknowledgementFuture", "BufferStats", "Rows", "Submission", "measured"]
 
 #: The rows of a submission: a list of dicts, or Arrow (a Table, a RecordBatch, an object with `__arrow_c_stream__`).
 Rows = Any
@@ -65,7 +65,7 @@ class BufferStats:
     known_ids: int = 0
 
 
-class Answer(Future[Acknowledged]):
+class AcknowledgementFuture(Future[Acknowledged]):
     """A future that records whether it was read: `flush` and `close` raise unread errors."""
 
     seen = False
@@ -101,7 +101,7 @@ class Submission:
     since: float = 0.0
     #: The owner of the rows. Senders do not wait for each other.
     sender: str | None = None
-    answer: Answer = field(default_factory=Answer)
+    answer: AcknowledgementFuture = field(default_factory=AcknowledgementFuture)
 
     @property
     def kind(self) -> object:

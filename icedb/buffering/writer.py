@@ -24,7 +24,7 @@ from icedb.buffering.committing import Committer
 from icedb.buffering.ids import Ids, check_window
 from icedb.buffering.queue import SubmissionQueue
 from icedb.buffering.room import Room, Ticket
-from icedb.buffering.submissions import Acknowledged, Answer, BufferStats, Rows, Submission, measured
+from icedb.buffering.submissions import Acknowledged, AcknowledgementFuture, BufferStats, Rows, Submission, measured
 from icedb.errors import BufferFull, InvalidOption, WriterClosed
 from icedb.format.timing import DAY_MS
 from icedb.operations.write.insert import BatchLimits
@@ -137,7 +137,7 @@ class BufferedWriter:
         #: Submissions up to this time are due, whatever they are.
         self._hurried_until = 0.0
         self._closed = False
-        self._failed: deque[Answer] = deque(maxlen=_FAILED_MAX)
+        self._failed: deque[AcknowledgementFuture] = deque(maxlen=_FAILED_MAX)
         self._last_ms = self._total_ms = 0
         # A daemon. Otherwise the interpreter would wait for it before it runs exit handlers.
         self._thread = threading.Thread(target=self._run, name=f"icedb-writer {table.uri}", daemon=True)
@@ -235,7 +235,7 @@ class BufferedWriter:
         if not self._room.turn_away(ticket) and not ticket.cancelled() and ticket.exception() is None:
             self._room.give_back(ticket.size)
 
-    def _put(self, submission: Submission) -> Answer:
+    def _put(self, submission: Submission) -> AcknowledgementFuture:
         with self._changed:
             if self._closed:
                 self._room.give_back(submission.bytes)
@@ -420,7 +420,7 @@ class BufferedWriter:
                     )
                 )
 
-    def _wait_for_all(self, timeout_ms: int | None) -> list[Answer]:
+    def _wait_for_all(self, timeout_ms: int | None) -> list[AcknowledgementFuture]:
         with self._changed:
             waiting = [s.answer for s in (*self._group, *self._queue.all())]
             self._hurried_until = time.monotonic()
@@ -433,7 +433,7 @@ class BufferedWriter:
             )
         return waiting
 
-    def _raise_unseen(self, answers: list[Answer]) -> None:
+    def _raise_unseen(self, answers: list[AcknowledgementFuture]) -> None:
         """Raise the first unread error of these answers and of earlier ones."""
         with self._changed:
             unseen = [a for a in dict.fromkeys((*self._failed, *answers)) if a.failed and not a.seen]
@@ -442,9 +442,7 @@ class BufferedWriter:
             return
         if len(unseen) > 1:
             uri = self._table.uri
-            logger.error(
-                "%s: %d submissions failed with unread errors; the first is raised", self._table.uri, len(unseen)
-            )
+            logger.error("%s: %d submissions failed, and their errors were not read; one is raised", uri, len(unseen))
         for answer in unseen:
             answer.seen = True
         unseen[0].result()

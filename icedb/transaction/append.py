@@ -1,8 +1,8 @@
-"""Publish log files: the only point at which anything becomes visible.
+"""Publication of log files: the only point at which a change becomes visible.
 
-A *plain append* is parts first, then one create-only put; it needs no lock, no listing, and reads nothing. What
-tombstones, or brings a column, goes through `icedb.transaction.exclusive`. Both settle a put that was not answered by
-reading the key back, refuse to publish parts that are too old, and report the same `Commit`.
+A *plain append* puts its parts (data files), then one log file with a create-only put. It needs no lock and no listing,
+and reads nothing. Commits that tombstone parts or add a column go through `icedb.transaction.exclusive`. Both settle an
+unanswered put by reading the key back, reject parts that are too old, and return a `Commit`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = [
     "uncertain",
 ]
 
-# A plain append only meets its own process's log file of the same millisecond, or a put that was not answered.
+# A plain append only conflicts with a log file of its own process and millisecond, or with its own unanswered put.
 APPEND_ATTEMPTS_MAX = 20
-# The client library has repeated each of them already, for a minute.
+# The client library has already retried each of them for a minute.
 UNANSWERED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What became visible. `key` is None when there was nothing to commit; times are unix milliseconds."""
+    """The result of a commit. `key` is None if there was nothing to commit. Times are unix milliseconds."""
 
     table: str
     key: str | None
     created_ms: int | None = None
     epoch: int | None = None
-    #: Left out of its text: there may be thousands.
+    #: Not part of its `repr`: there may be thousands.
     parts: tuple[Part, ...] = field(default=(), repr=False)
     tombstoned: tuple[Part, ...] = field(default=(), repr=False)
-    #: The transaction had been committed before: nothing was added now.
+    #: The transaction (idempotency key) had been committed before, and nothing was added now.
     repeated: bool = False
-    #: Rows that did not fit, and the address of the table that they went to (`on_conflict="quarantine"`).
+    #: The number of rows that did not fit, and the address of their table (`on_conflict="quarantine"`).
     quarantined_rows: int = 0
     quarantine: str | None = None
 
@@ -62,22 +62,22 @@ class Commit:
 
     @property
     def rows(self) -> int:
-        """Rows in the new parts."""
+        """The number of rows in the new parts."""
         return sum(p.rows or 0 for p in self.parts)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the new parts."""
+        """The size of the new parts in bytes."""
         return sum(p.bytes for p in self.parts)
 
 
 def nothing_to_commit(handle: Handle) -> Commit:
-    """The result of an operation that found nothing to do."""
+    """Return the result of an operation that had nothing to do."""
     return Commit(handle.table, None)
 
 
 class PutOutcome(Enum):
-    """How a create-only put ended: ours is there, another's is, or nothing is."""
+    """The result of a create-only put: the store has our object, another one, or none."""
 
     CREATED = auto()
     CONFLICT = auto()
@@ -85,9 +85,10 @@ class PutOutcome(Enum):
 
 
 def put_if_absent(store: ObjectStore, key: str, body: bytes) -> PutOutcome:
-    """A create-only put, settled by reading back: a client's retry fails against its own success.
+    """Put an object unless the key exists, and settle the outcome by reading back.
 
-    It may also be refused, when credentials expire in between. Raises AccessDenied only when the object is not there.
+    A client's retry may conflict with its own success, and a put may be rejected because credentials expire in between.
+    Raises AccessDenied only if there is no object.
     """
     try:
         store.create(key, body)
@@ -102,15 +103,17 @@ def put_if_absent(store: ObjectStore, key: str, body: bytes) -> PutOutcome:
 
 
 def _read_back(store: ObjectStore, key: str) -> bytes:
-    """Credentials that expire just now do not mean that the put was refused."""
+    """Return the stored bytes. Raises StoreUnavailable for AccessDenied: the put itself may have succeeded."""
     try:
         return store.get(key).body
     except AccessDenied as error:
-        raise StoreUnavailable(f"whether '{key}' was put cannot be read back: {error}") from None
+        raise StoreUnavailable(
+            f"the outcome of the put of '{key}' is unknown: reading it back failed: {error}"
+        ) from None
 
 
 def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str], *, oldest_part_ms: int) -> Commit:
-    """Publish parts whose columns the table has: one put, whoever else is writing.
+    """Publish parts without new columns, with one put, whatever other writers do.
 
     Raises CommitTimedOut, CommitStateUnknown and the store's errors.
     """
@@ -124,7 +127,7 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
         body = encode(file)
         if handle.clock.now_ms() - t_ms > handle.timing.commit_timeout_ms:
-            continue  # this process was asleep, and readers may rely on the past to be over
+            continue  # this process was suspended, and readers rely on it that no commit of that time appears any more
         try:
             outcome = put_if_absent(handle.store, key, body)
         except StoreUnavailable as error:
@@ -132,17 +135,19 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
         if outcome is PutOutcome.CREATED:
             handle.last_append_ms = t_ms
             return report(handle, key, file, tombstoned=())
-        # Taken by another append of this handle in the same millisecond, or not answered and not there. It cannot
-        # land any more, or if it does, it names the same parts: another timestamp.
+        # Another append of this handle took the key in the same millisecond, or the put was not answered and did not
+        # land. It cannot land any more. If it does, it names the same parts with another timestamp.
         unanswered += outcome is PutOutcome.NOT_FOUND
         late = handle.clock.now_ms() - t_ms > handle.timing.grace_ms
         if outcome is PutOutcome.NOT_FOUND and (late or unanswered == UNANSWERED_MAX):
             raise uncertain(handle, key)
-    raise CommitConflict(f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Try again.")
+    raise CommitConflict(
+        f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Nothing was published. Retry it."
+    )
 
 
 def check_clock(handle: Handle, markers: Sequence[Marker], oldest_part_ms: int) -> None:
-    """Once per handle, by a part that was just put; with a wrong clock, all of them are deleted. Raises ClockSkew."""
+    """Check the clock once per handle, by a new part. If it is wrong, delete all parts and raise ClockSkew."""
     try:
         handle.check_clock(markers[0].key, put_after_ms=oldest_part_ms)
     except ClockSkew:
@@ -150,13 +155,13 @@ def check_clock(handle: Handle, markers: Sequence[Marker], oldest_part_ms: int) 
         raise
     except ObjectNotFound:
         raise CommitTimedOut(
-            f"{handle.table}: the part '{markers[0].key}' is not there any more: an orphan sweep may have taken it. "
+            f"{handle.table}: the part '{markers[0].key}' no longer exists: an orphan sweep may have deleted it. "
             "Nothing was published. Write the batch again."
         ) from None
 
 
 def check_age(handle: Handle, oldest_part_ms: int | None) -> None:
-    """Raise CommitTimedOut when the oldest part is too old to be published; None: there are no parts."""
+    """Raise CommitTimedOut if the oldest part is too old to be published. None means that there are no parts."""
     if oldest_part_ms is None:
         return
     handle.learn_changed_times()
@@ -164,20 +169,20 @@ def check_age(handle: Handle, oldest_part_ms: int | None) -> None:
     if age_ms > handle.part_timeout_ms(oldest_part_ms):
         raise CommitTimedOut(
             f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
-            "more: an orphan sweep may have taken them. Write the batch again, in smaller pieces."
+            "more: an orphan sweep may have deleted them. Write the batch again, in smaller pieces."
         )
 
 
 def uncertain(handle: Handle, key: str) -> CommitStateUnknown:
-    """The error for a log file of which nobody can tell whether it was published."""
+    """Return the error for a log file whose publication is unknown."""
     return CommitStateUnknown(
-        f"{handle.table}: it is not known whether '{key}' was published. Nothing was deleted. Look whether the rows "
-        "are there before you write them again."
+        f"{handle.table}: it is not known whether '{key}' was published. Nothing was deleted. Check whether the table "
+        "has the rows before you write them again."
     )
 
 
 def report(handle: Handle, key: str, file: LogFile, *, tombstoned: Collection[Marker]) -> Commit:
-    """What a published log file made visible, and what it tombstoned."""
+    """Return the Commit of a published log file."""
     return Commit(
         table=handle.table,
         key=key,

@@ -1,7 +1,7 @@
-"""Read the claims: which log files are to be, and which parts those would name.
+"""The claims in the store, and the parts that their log files would name.
 
-An undecided claim may become a log file at any moment, so nothing may delete the parts that it names. What cannot be
-read as a claim may name parts as well: it is reported, and a program that deletes unnamed parts stops there.
+An undecided claim may become a log file at any moment, so its parts must not be deleted. An object that cannot be read
+as a claim may also name parts. It is reported, and a program that deletes unnamed parts stops there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Claims", "FoundClaim", "read_claims"]
 
 @dataclass(frozen=True, slots=True)
 class FoundClaim:
-    """A claim as it lies in the store. `epoch` is the one that it decides; None: it is a transaction's."""
+    """A claim in the store. `epoch` is the epoch that it decides, or None for the claim of a transaction."""
 
     key: str
     epoch: int | None
@@ -34,7 +34,7 @@ class FoundClaim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """All that lies among the claims. `damaged` are claims that cannot be read, and objects of unknown kinds."""
+    """All objects below the claims' prefix. `damaged` are unreadable claims, and objects of unknown kinds."""
 
     found: tuple[FoundClaim, ...]
     damaged: tuple[CorruptLog, ...]
@@ -42,7 +42,7 @@ class Claims:
 
 
 def read_claims(handle: Handle) -> Claims:
-    """List and read the claims. One that is gone meanwhile is history: the log, if read afterwards, tells the rest."""
+    """List and read the claims. A claim that disappears meanwhile is decided, as a later read of the log shows."""
     listed = [info for info in handle.store.list(handle.keys.claims_prefix) if info.key != handle.keys.probe]
     keys = [info.key for info in listed if not info.is_link]
     pins = [k for k in keys if handle.keys.parse_pin(k) is not None]
@@ -61,7 +61,7 @@ def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
     if epoch is None and not keys.is_txn_claim(key):
         raise CorruptLog(
             f"'{key}' lies among the claims and is none that this version knows. It may name parts that nothing else "
-            "names: nothing unnamed is deleted while it is there. Move it elsewhere if nothing of yours needs it.",
+            "names: no unnamed part is deleted while it exists. Move it elsewhere if no program of yours needs it.",
             key=key,
         )
     try:
@@ -77,7 +77,7 @@ def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
 
 def _damaged(key: str, reason: str) -> CorruptLog:
     return CorruptLog(
-        f"the claim '{key}' cannot be read: {reason}. Restore the object from a backup or an earlier version of it; "
-        "do not delete it before you know which parts it named.",
+        f"the claim '{key}' cannot be read: {reason}. Restore the object from a backup or an earlier version of it. "
+        "Do not delete it before you know which parts it named.",
         key=key,
     )

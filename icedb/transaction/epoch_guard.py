@@ -1,8 +1,8 @@
-"""Tell the work of programs that take no claims, before it is built upon.
+"""Detection of log changes by programs that take no claims, before a commit builds upon them.
 
-Epochs only rise, and a claim is created only for the one after the head. So a log whose head is older than a claim,
-or than what was seen before, has lost log files of exclusive commits: to an IceDB v3 program's merge or cleanup,
-which must not run on a table that has epochs, or to a person.
+Epochs only rise, and a claim is created only for the epoch after the head. So a log has lost log files of exclusive
+commits if its head is older than a claim, or than a head that was read before. An IceDB v3 program's merge or cleanup
+causes this, which must not run on a table that has epochs, or a person.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["claims_beyond", "foreign_maintenance", "refuse_foreign"]
 
 
 def refuse_foreign(handle: Handle, state: TableState, newest_epoch: int) -> None:
-    """Raise UncoordinatedMaintenance when the state, read afresh, shows it.
+    """Raise UncoordinatedMaintenance if a state that was read with `fresh` lacks log files of exclusive commits.
 
-    `newest_epoch`: the newest that this handle had seen before it read. Lists the claims only of a log without epochs.
+    `newest_epoch` is the newest epoch that the handle had seen before. Lists the claims only for a log without epochs.
     """
     if state.epoch < newest_epoch:
         raise foreign_maintenance(handle, state.epoch + 1)
@@ -27,17 +27,17 @@ def refuse_foreign(handle: Handle, state: TableState, newest_epoch: int) -> None
 
 
 def claims_beyond(handle: Handle, epoch: int) -> bool:
-    """Whether there are claims of later epochs than this one."""
+    """Whether there are claims of epochs after this one."""
     claims = (handle.keys.parse_epoch_claim(i.key) for i in handle.store.list(handle.keys.claims_prefix))
     return any(claimed is not None and claimed > epoch for claimed in claims)
 
 
 def foreign_maintenance(handle: Handle, epoch: int) -> UncoordinatedMaintenance:
-    """The error, with its remedy, for a log whose next epoch would be this one."""
+    """Return the error, with its remedy, for a log whose next epoch would be this one."""
     return UncoordinatedMaintenance(
         f"{handle.table}: epoch {epoch} would be next, and there are claims or log files of later ones: log files of "
         "exclusive commits were removed by a program that takes no claims (IceDB v3's merge or cleanup, or a person). "
-        "Nothing was published. Stop that program; restore the log files from a backup or earlier versions of the "
-        "objects, or, if what the log says now is right, delete all epoch-*.json in "
-        f"'{handle.keys.claims_prefix}' while no program writes. verify tells more."
+        "Nothing was published. Stop that program. Then restore the log files from a backup or earlier versions of the "
+        "objects. If the present state of the log is right, delete all epoch-*.json in "
+        f"'{handle.keys.claims_prefix}' instead, while no program writes. Run verify for details."
     )

@@ -1,9 +1,9 @@
-"""Exclusive commits: everything that tombstones, and everything that brings a column.
+"""Exclusive commits: all commits that tombstone parts or log files, record a spec, or add a column.
 
-An exclusive commit takes the claim of the next epoch, looks again whether that epoch is history, and publishes
-what the claim holds, its own or another's. So exclusive commits form one line, decided by the store. A crash at
-any point leaves nothing visible, or a claim that the next exclusive commit completes or, when it is old, voids. A
-writer that lost is rebased on what came first. Why each step is there: docs/format.md, "Commits".
+An exclusive commit takes the claim of the next epoch, lists again to check that the epoch is not decided yet, and
+publishes the content of the claim, its own or another's. So exclusive commits form one line, decided by the store. A
+crash at any point leaves nothing visible, or a claim. The next exclusive commit completes that claim, or voids it if it
+is old. A writer that lost is rebased on the commit that came first. docs/format.md, "Commits", has the reasons.
 """
 
 from __future__ import annotations
@@ -47,41 +47,41 @@ __all__ = ["EXCLUSIVE_ATTEMPTS_MAX", "CommitOperation", "commit_exclusive"]
 
 logger = logging.getLogger(__name__)
 
-# Each lost attempt means that another exclusive commit succeeded: so many in a row is a table without its lock.
+# Each lost attempt means that another exclusive commit succeeded. So many in a row mean that the table's lock fails.
 EXCLUSIVE_ATTEMPTS_MAX = 50
 
 
 class CommitOperation(Protocol):
-    """An exclusive commit's plan, made anew from the table's state at each attempt."""
+    """The plan of an exclusive commit, which is made again from the table's state at each attempt."""
 
     @property
     def outputs(self) -> Collection[str]:
-        """Keys of the parts that this operation wrote and that are still part of its plan."""
+        """The keys of the parts that this operation wrote and that are still in its plan."""
         ...
 
     @property
     def unused(self) -> list[str]:
-        """Parts that it wrote and that a rebase found useless; emptied when they are deleted."""
+        """The parts that it wrote and that a rebase made useless. Emptied when they are deleted."""
         ...
 
     @property
     def oldest_part_ms(self) -> int | None:
-        """When its first part was written (unix ms); None if it writes none."""
+        """When its first part was written (unix ms), or None if it writes none."""
         ...
 
     @property
     def reads_everything(self) -> bool:
-        """Whether `build` looks at ignored log files too."""
+        """Whether `build` also needs ignored log files."""
         ...
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """The log file to publish, or None when there is nothing (left) to do. May raise InvalidRequestError errors."""
+        """Return the log file to publish, or None if nothing is (left) to do. May raise InvalidRequestError."""
         ...
 
 
 @dataclass(slots=True)
 class _ClaimAttempts:
-    """What this operation may have published, or others for it, on an earlier attempt."""
+    """The log files that this operation, or others for it, may have published on an earlier attempt."""
 
     keys: list[str] = field(default_factory=list)
     epoch: int = 0
@@ -91,7 +91,7 @@ class _ClaimAttempts:
 
     @property
     def open(self) -> bool:
-        """Whether a claim of ours may still be completed by somebody: then the parts that it names must stay."""
+        """Whether another writer may still complete a claim of ours. If so, the parts that it names must stay."""
         return bool(self.keys)
 
     def add(self, key: str, epoch: int, t_ms: int) -> None:
@@ -101,16 +101,16 @@ class _ClaimAttempts:
         self.keys.append(key)
 
     def settle(self, epoch: int) -> None:
-        """The log shows this epoch, and we looked for our own: what we claimed up to it went to others."""
+        """Record that the log has this epoch without our commit: other writers took the epochs that we claimed."""
         if epoch >= self.epoch:
             self.keys.clear()
 
 
 def commit_exclusive(handle: Handle, operation: CommitOperation) -> Commit:
-    """Publish an operation as the next epoch, rebasing it on whatever was committed meanwhile.
+    """Publish an operation as the next epoch, rebased on all commits that came before it.
 
-    Raises CommitConflict, CommitStateUnknown, CommitTimedOut, what `operation.build` raises, and the store's
-    errors. After an error of `build` the operation's parts are deleted when nothing can name them any more.
+    Raises CommitConflict, CommitStateUnknown, CommitTimedOut, the errors of `operation.build` and of the store. After
+    an error of `build` the operation's parts are deleted, unless a log file may still name them.
     """
     handle.check_writable()
     tried = _ClaimAttempts()
@@ -124,8 +124,8 @@ def commit_exclusive(handle: Handle, operation: CommitOperation) -> Commit:
     except CommitStateUnknown:
         raise
     except IceDBError as error:
-        # Whatever it was, others may complete a claim of ours: "failed, write it again" could double the rows, and
-        # a caller who deletes the parts of a refused batch would delete live ones.
+        # After any error, others may still complete a claim of ours. A caller that writes the rows again would then
+        # duplicate them, and a caller that deletes the parts of a rejected batch would delete live parts.
         if tried.open:
             raise uncertain(handle, tried.keys[-1]) from error
         raise
@@ -134,13 +134,13 @@ def commit_exclusive(handle: Handle, operation: CommitOperation) -> Commit:
     if tried.open:
         raise uncertain(handle, tried.keys[-1])
     raise CommitConflict(
-        f"{handle.table}: {EXCLUSIVE_ATTEMPTS_MAX} other exclusive commits came first. Nothing was published. Does "
-        "the table's lock hold? Try again when fewer programs maintain it."
+        f"{handle.table}: the commit lost {EXCLUSIVE_ATTEMPTS_MAX} consecutive conflicts with other exclusive commits. "
+        "Nothing was published. Ensure that only one maintenance run holds the table's lock, then retry."
     )
 
 
 def _attempt(handle: Handle, operation: CommitOperation, tried: _ClaimAttempts) -> Commit | None:
-    """One epoch's worth of trying; None when it went to somebody else and the operation must be rebased."""
+    """Try to commit the next epoch. Returns None if another writer took it and the operation must be rebased."""
     started_ms, newest_epoch = handle.clock.now_ms(), handle.newest_epoch
     state = handle.read(everything=operation.reads_everything, fresh=True)
     committed = _reconcile_own_claims(handle, state, operation, tried)
@@ -151,16 +151,16 @@ def _attempt(handle: Handle, operation: CommitOperation, tried: _ClaimAttempts) 
     t_ms = max(_next_t_ms(handle, state), tried.last_ms + 1)
     draft = _build(handle, operation, state, t_ms, tried)
     if draft is not None and handle.clock.now_ms() - t_ms > handle.timing.max_skew_ms:
-        # It took long (a restore copies parts), and a claim must not be old at birth. Now nothing is left to be made.
+        # The build took long (a restore copies parts), and a new claim must not be old. The second build has no work.
         t_ms = max(_next_t_ms(handle, state), t_ms + 1)
         draft = _build(handle, operation, state, t_ms, tried)
     if draft is None:
-        if tried.open:  # what an earlier claim of ours holds may still be published
+        if tried.open:  # the content of an earlier claim of ours may still be published
             raise uncertain(handle, tried.keys[-1])
         return nothing_to_commit(handle)
     check_age(handle, operation.oldest_part_ms)
     file = _finish(handle, state, draft, epoch)
-    # A name of its own for each attempt: two threads of one handle must not take each other's log file for theirs.
+    # Each attempt has its own writer name: two threads of one handle must not mistake each other's log file for theirs.
     key = handle.keys.log_file(t_ms, merged=file.carries_tombstones, writer=f"{handle.fresh_writer()}.e{epoch}")
     own, before_ms = EpochClaim(key, t_ms, encode(file).decode()), handle.clock.now_ms()
     claim = _take_claim(handle, epoch, own, tried)
@@ -172,9 +172,9 @@ def _attempt(handle: Handle, operation: CommitOperation, tried: _ClaimAttempts) 
 
 
 def _next_t_ms(handle: Handle, state: TableState) -> int:
-    """Later than all that is visible, except what a clock that is far ahead wrote.
+    """Return a time after all visible commits, except those of a clock that is far ahead.
 
-    Each clock may differ from the store's by `max_skew_ms`, so two writers' may differ by twice that.
+    Each clock may differ from the store's by `max_skew_ms`, so the clocks of two writers may differ by twice that.
     """
     now_ms = handle.clock.now_ms()
     sane = [t for t in state.times_ms if t <= now_ms + 2 * handle.timing.max_skew_ms]
@@ -199,10 +199,10 @@ def _build(
 
 
 def _finish(handle: Handle, state: TableState, draft: CommitDraft, epoch: int) -> LogFile:
-    """The log file with its epoch, with a spec if the log records none, and without what needs no carrying any more.
+    """Return the log file with its epoch, with a spec if the log records none, and without expired entries.
 
-    Log tombstones are kept while the file exists, and as long as a copy of it may still arrive; transactions as long
-    as a pipeline may pause.
+    Log tombstones are kept while the file exists, and as long as a copy of it may still arrive. Transactions are kept
+    as long as a pipeline may pause.
     """
     timing = handle.timing
     replaced = {state.files[k].file.epoch for k in draft.replaces}
@@ -218,7 +218,7 @@ def _finish(handle: Handle, state: TableState, draft: CommitDraft, epoch: int) -
 
 
 def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _ClaimAttempts) -> EpochClaim | None:
-    """The claim that decides this epoch, ours or another's; None when it is not to be had and we look again."""
+    """Return the claim that decides this epoch, ours or another's, or None if the caller must read the log again."""
     key = handle.keys.epoch_claim(epoch)
     tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
     try:
@@ -226,7 +226,7 @@ def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _ClaimAttemp
             return own
         stored = handle.store.get(key)
     except StoreUnavailable as error:
-        # The client library has repeated it already, for a minute.
+        # The client library has already retried it for a minute.
         tried.unanswered += 1
         if tried.unanswered == UNANSWERED_MAX:
             raise uncertain(handle, own.key) from error
@@ -239,7 +239,7 @@ def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _ClaimAttemp
         tried.keys.clear()
         raise
     if claim.key not in tried.keys:
-        tried.keys.clear()  # this epoch goes to somebody else, so nothing of ours can be published as it
+        tried.keys.clear()  # another writer takes this epoch, so none of our log files can be published as it
     return claim
 
 
@@ -252,29 +252,29 @@ def _publish_claim(
     operation: CommitOperation,
     started_ms: int,
 ) -> bool:
-    """See to it that the claim's epoch is decided; whether it became our own log file."""
+    """Decide the claim's epoch, and return whether our own log file became it."""
     mine = claim.key == own.key
     if _epoch_decided(handle, state, epoch, min(own.t, claim.t)):
-        return False  # the next attempt finds out whether it was ours
+        return False  # the next attempt checks whether it was ours
     if not mine and claims_beyond(handle, epoch) and not _epoch_decided(handle, state, epoch, min(own.t, claim.t)):
         raise foreign_maintenance(handle, epoch)
     body = claim.body.encode()
-    # In a log whose epochs are gone, what a claim holds may be long replaced: it is never published again.
+    # In a log whose epochs are gone, the content of a claim may have been replaced long ago. It is never published.
     epochs_gone = state.epoch == 0 and state.files and not mine
-    # A program whose clock was far ahead died before it could void its claim.
+    # A program whose clock was far ahead crashed before it could void its claim.
     is_ahead = not mine and claim.t >= handle.far_ahead_ms(handle.clock.now_ms())
     if epochs_gone or is_ahead or handle.clock.now_ms() - claim.since_ms > handle.timing.commit_timeout_ms:
         body = encode(_void(state, epoch, claim.t))
     elif mine:
-        check_age(handle, operation.oldest_part_ms)  # waking up late must not publish what a sweep may have taken
+        check_age(handle, operation.oldest_part_ms)  # after a pause, a sweep may have deleted the parts
     try:
         outcome = put_if_absent(handle.store, claim.key, body)
-        found = body if outcome is PutOutcome.CREATED else handle.store.get(claim.key).body
+        published = body if outcome is PutOutcome.CREATED else handle.store.get(claim.key).body
     except (StoreUnavailable, ObjectNotFound):
         return False
-    if not mine or decode(found, claim.key, handle.keys).void:
+    if not mine or decode(published, claim.key, handle.keys).void:
         return False
-    # Slower than that, and the key may have been void, replaced and deleted before our put: only the log knows.
+    # If it took longer, the key may have been void, replaced and deleted before our put. Only the log can tell.
     return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
 
 
@@ -288,15 +288,15 @@ def _check_clock(
     *,
     before_ms: int,
 ) -> None:
-    """Compare the clocks by the claim that was just created; with a wrong one, it becomes void."""
+    """Compare the clocks by the claim that was just created. If this clock is wrong, void the claim."""
     try:
         handle.check_clock(handle.keys.epoch_claim(epoch), put_after_ms=before_ms)
     except (ObjectNotFound, StoreUnavailable):
-        return  # history already, as the second listing will show; or it is for the next commit to compare
+        return  # the epoch is decided, as the second listing will show, or the next commit compares the clocks
     except ClockSkew:
         outcome = put_if_absent(handle.store, own.key, encode(_void(state, epoch, own.t)))
         if outcome is PutOutcome.CONFLICT:
-            return  # somebody completed it
+            return  # another writer completed it
         if outcome is PutOutcome.NOT_FOUND:
             raise uncertain(handle, own.key) from None
         tried.keys.clear()
@@ -306,7 +306,7 @@ def _check_clock(
 
 def _epoch_decided(handle: Handle, state: TableState, epoch: int, t_ms: int) -> bool:
     """Whether this epoch, or a later one, has become visible since `state` was read."""
-    # From the head's key on: later epochs have later times, but not beside a head from a clock that is far ahead.
+    # List from the head's key on: later epochs have later times, unless the head is from a clock that is far ahead.
     heads = [k for k, f in state.files.items() if f.file.epoch == state.epoch and f.file.t_ms < t_ms]
     for key in handle.log.list_after(heads[0] if heads else None):
         announced = handle.keys.parse_log_file(key).epoch
@@ -324,7 +324,7 @@ def _void(state: TableState, epoch: int, t_ms: int) -> LogFile:
 def _reconcile_own_claims(
     handle: Handle, state: TableState, operation: CommitOperation, tried: _ClaimAttempts
 ) -> Commit | None:
-    """A writer that may have won looks for itself before it does anything else, and learns what is settled."""
+    """Return our commit of an earlier attempt, if the log has it, and otherwise settle the claims that were lost."""
     committed = _find_own(handle, state, operation, tried) if tried.open else None
     if committed is None:
         tried.settle(state.epoch)
@@ -338,7 +338,7 @@ def _find_own(handle: Handle, state: TableState, operation: CommitOperation, tri
         stored = state.files.get(key) or (handle.log.fetch(key) if key in state.listed_ms else None)
         if stored is None or stored.file.void:
             continue
-        # Else it was replaced; or, late, our put came after a void that was replaced and deleted there.
+        # Otherwise it was replaced. Or, if late, our put came after a void that was replaced and deleted.
         if counts or not (late or operation.outputs):
             return _own(handle, key, stored.file)
     named = [state.parts[k] for k in operation.outputs if k in state.parts]
@@ -347,7 +347,7 @@ def _find_own(handle: Handle, state: TableState, operation: CommitOperation, tri
         key = next(k for k in tried.keys if handle.keys.parse_log_file(k).t_ms == t_ms)
         dead = tuple(m for m in state.parts.values() if m.tombstoned_ms == t_ms)
         return _own(handle, key, LogFile(t_ms, dict(state.schema), (*named, *dead), epoch=None))
-    if late:  # it may have been replaced and deleted since, and done again it would hit what came after it
+    if late:  # it may have been replaced and deleted since, and a second try would affect later rows
         raise uncertain(handle, tried.keys[-1])
     return None
 

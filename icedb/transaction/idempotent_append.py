@@ -1,11 +1,11 @@
-"""Exactly-once appends: a batch with a name is committed once, however often and by whomever it is tried.
+"""Exactly-once appends: a batch with an idempotency key (`txn`) is committed once, even if several writers retry it.
 
-The name is `(application, sequence)`; the sequences of one application are committed in order (a stream's
-micro-batches, the attempts of a retried step). A create-only claim decides which parts the transaction consists of,
-and after it was created or found, the log decides whether it is done already: a header records the last sequence of
-each application. While the claim is young, everybody publishes its very bytes under its very key. Later, the key is
-closed by a log file without parts, and the content goes through an exclusive commit, which looks at the headers again
-on every rebase. So a transaction that raised may always be tried again.
+The key is `(application, sequence)`. The sequences of one application are committed in order (a stream's micro-batches,
+the attempts of a retried step). A create-only claim decides which parts the transaction has. After it was created or
+read, the log decides whether the transaction is done: a header records the last sequence of each application. While the
+claim is young, every writer publishes its exact bytes under its exact key. Later, the key is closed by a log file
+without parts, and the content goes through an exclusive commit, which reads the headers again on every rebase. So a
+transaction that raised an error can always be retried.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ __all__ = ["Txn", "append_once", "check_txn", "is_recorded", "repeated"]
 
 logger = logging.getLogger(__name__)
 
-# Each new try means that a claim was removed, a key closed or a put not answered since the last one.
+# Each retry means that a claim was removed, a key was closed or a put was not answered since the last attempt.
 TXN_ATTEMPTS_MAX = 20
-# What a signed number of 64 bits holds, in every program that reads the log.
+# The largest signed integer of 64 bits, which every program that reads the log can hold.
 SEQUENCE_MAX = 2**63 - 1
 
 #: The application's name, and the number of the batch.
@@ -56,14 +56,14 @@ def check_txn(txn: object, *, table: str) -> Txn:
     match txn:
         case (str(application), int(sequence)) if (
             application.strip()
-            and application.isprintable()  # neither half a character nor a line break: it is said in messages
+            and application.isprintable()  # without lone surrogates and line breaks, because messages contain it
             and 0 <= sequence <= SEQUENCE_MAX
             and not isinstance(sequence, bool)
         ):
             return application, sequence
     raise InvalidOption(
         f"{table}: txn is {txn!r}; give (application, sequence): a text that names the writer for good, and a number "
-        f"from 0 to {SEQUENCE_MAX} that rises with each batch and is the same when a batch is tried again."
+        f"from 0 to {SEQUENCE_MAX} that rises with each batch and stays the same if a batch is retried."
     )
 
 
@@ -74,22 +74,22 @@ def is_recorded(state: TableState, txn: Txn) -> bool:
 
 
 def repeated(handle: Handle) -> Commit:
-    """The result of a transaction that was committed before."""
+    """Return the result of a transaction that was committed before."""
     return Commit(handle.table, None, repeated=True)
 
 
 def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
-    """Publish parts as this transaction, unless it is done; parts that it does not need are deleted.
+    """Publish parts as this transaction, unless it is done, and delete the parts that it does not need.
 
     Raises SchemaConflict, InvalidBatch, ClockSkew, CommitTimedOut, CommitConflict, CorruptLog and the store's
-    errors; after each of them the same transaction may be tried again.
+    errors. After each of them the same transaction can be retried.
     """
     check_clock(handle, written.markers, written.oldest_part_ms)
     unanswered = generation = 0
     for attempt in range(TXN_ATTEMPTS_MAX):
         try:
             commit = _attempt(handle, written, txn, generation)
-        except _Refused as refused:
+        except _ClaimRejected as refused:
             if refused.ours:
                 discard(handle.store, [m.key for m in written.markers])
                 raise refused.reason from None
@@ -99,35 +99,36 @@ def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
             unanswered += 1
             if unanswered == UNANSWERED_MAX:
                 raise StoreUnavailable(
-                    f"{handle.table}: transaction {txn} is not known to be committed ({error}) Try the same "
-                    "transaction again: it is never committed twice."
+                    f"{handle.table}: transaction {txn} is not known to be committed ({error}) Retry the same "
+                    "transaction: it is never committed twice."
                 ) from None
             continue
         if commit is not None:
             return commit
-        logger.info("%s: attempt %d at transaction %s is tried again", handle.table, attempt + 1, txn)
+        logger.info("%s: attempt %d at transaction %s is retried", handle.table, attempt + 1, txn)
     raise CommitConflict(
-        f"{handle.table}: transaction {txn} met {TXN_ATTEMPTS_MAX} changes in a row. Try the same transaction again."
+        f"{handle.table}: transaction {txn} lost {TXN_ATTEMPTS_MAX} consecutive conflicts. Retry the same transaction: "
+        "it is never committed twice."
     )
 
 
 def _attempt(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> Commit | None:
-    """None: something changed under our hands, look again. Raises _Refused: the next generation decides."""
+    """Return the commit, or None if the caller must try again. Raises _ClaimRejected if the next generation decides."""
     own = _plan(handle, written, txn, generation)
     claim = _take(handle, own)
     if claim is None:
         return None
-    # Only now: whoever finds the claim gone, and makes it anew, must see that the transaction is done.
+    # Read the log only now: a writer that creates a removed claim again must see that the transaction is done.
     read_ms = handle.clock.now_ms()
     state = handle.read(fresh=True)
     file = decode(claim.body.encode(), claim.key, handle.keys)
-    # By its parts, not by its key: an earlier, unanswered claim of ours may be the one that was found.
+    # Compare the parts, not the key: the stored claim may be an earlier, unanswered one of ours.
     ours = {m.key for m in file.markers} == {m.key for m in written.markers}
     if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):
         return _settled(handle, state, written, claimed=ours)
     try:
         commit = _publish(handle, claim, file, state, read_ms=read_ms)
-    except _Refused as refused:
+    except _ClaimRejected as refused:
         refused.ours = ours
         raise
     if commit is None:
@@ -139,10 +140,10 @@ def _attempt(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -
     return commit
 
 
-class _Refused(Exception):
-    """The content of a claim can never be published, by anybody: everyone who reads the log finds the same.
+class _ClaimRejected(Exception):
+    """The content of a claim can never be published: every writer that reads the log rejects it.
 
-    The claim stays, for one that was deleted could be another's by then; the next generation takes its place.
+    The claim stays, because a deletion could hit another writer's claim by then. The next generation takes its place.
     """
 
     def __init__(self, reason: InvalidRequestError | CommitTimedOut) -> None:
@@ -152,7 +153,7 @@ class _Refused(Exception):
 
 
 def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> TxnClaim:
-    """The claim that we would like: our parts, now."""
+    """Return the claim for our parts, as of now."""
     check_age(handle, written.oldest_part_ms)
     application, sequence = txn
     t_ms = handle.clock.now_ms()
@@ -172,7 +173,7 @@ def _plan(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> T
 
 
 def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
-    """The claim that decides this transaction, ours or another's; None when it was removed just now."""
+    """Return the claim that decides this transaction, ours or another's, or None if it was just removed."""
     key = handle.keys.txn_claim(own.application, own.sequence, own.generation)
     if put_if_absent(handle.store, key, msgspec.json.encode(own)) is PutOutcome.CREATED:
         return own
@@ -187,39 +188,39 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
 
 
 def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: TableState, *, read_ms: int) -> Commit | None:
-    """See to it that the claim's content is in the log; None: look again. `state` was read since `read_ms`."""
-    try:  # what was known when the claim was made may have been another column of that name
+    """Publish the claim's content. Returns None if the caller must try again. `state` was read since `read_ms`."""
+    try:  # the table may have another column of that name since the claim was made
         check_columns(file.schema, state.schema, table=handle.table)
     except InvalidRequestError as error:
         _close_for_good(handle, claim)
-        raise _Refused(error) from None
+        raise _ClaimRejected(error) from None
     timeout_ms = handle.timing.commit_timeout_ms
     young = handle.clock.now_ms() - claim.since_ms <= timeout_ms
-    # A key that was closed and replaced is closed for good, whatever a late put makes of it.
+    # A key that was closed and replaced stays closed, even if a late put creates it again.
     if not claim.brings_columns and claim.key not in state.ignored:
         outcome = put_if_absent(handle.store, claim.key, claim.body.encode()) if young else _close(handle, claim)
         if outcome is PutOutcome.CREATED and handle.clock.now_ms() - read_ms <= timeout_ms:
             return report(handle, claim.key, file, tombstoned=())
         if outcome is not PutOutcome.CONFLICT:
-            return None  # also when it took so long that the key may have been closed, replaced and deleted before
+            return None  # also if it took so long that the key may have been closed, replaced and deleted before
     if not young and (lost := _lost_part(handle, file)):
         if is_recorded(handle.read(fresh=True), (claim.application, claim.sequence)):
-            return None  # while we were asleep
+            return None  # recorded while this process was suspended
         _close_for_good(handle, claim)
-        raise _Refused(_too_late(handle, claim, lost))
+        raise _ClaimRejected(_too_late(handle, claim, lost))
     operation = _PublishOnce(file, (claim.application, claim.sequence))
     try:
         commit = commit_exclusive(handle, operation)
     except InvalidRequestError as error:
         if error is not operation.refused:
-            raise  # the log disagrees with itself, which says nothing of the claim
+            raise  # an error of the log, not of the claim
         _close_for_good(handle, claim)
-        raise _Refused(error) from None
-    return commit if commit.committed else None  # recorded meanwhile: the log tells by whom
+        raise _ClaimRejected(error) from None
+    return commit if commit.committed else None  # recorded meanwhile: the next attempt reads by which writer
 
 
 def _lost_part(handle: Handle, file: LogFile) -> str | None:
-    """A part of an old claim that is not there: it was committed, merged and cleaned up before the log forgot it."""
+    """Return a missing part of an old claim. It was committed, merged and cleaned up before the log forgot it."""
     for marker in file.markers:
         try:
             handle.store.head(marker.key)
@@ -231,35 +232,37 @@ def _lost_part(handle: Handle, file: LogFile) -> str | None:
 def _too_late(handle: Handle, claim: TxnClaim, lost: str) -> CommitTimedOut:
     memory = duration_text(handle.timing.txn_retention_ms)
     return CommitTimedOut(
-        f"{handle.table}: the part '{lost}' of transaction {(claim.application, claim.sequence)} is not there any "
-        f"more, and the log no longer tells what became of it (it remembers {memory}). "
-        "Nothing was published. Look whether the rows are there before you write them again."
+        f"{handle.table}: the part '{lost}' of transaction {(claim.application, claim.sequence)} no longer exists, and "
+        f"the log no longer records whether it was committed (it keeps transactions for {memory}). Nothing was "
+        "published. Check whether the table has the rows before you write them again."
     )
 
 
 def _close(handle: Handle, claim: TxnClaim) -> PutOutcome:
-    """Make sure that the claim's key never holds its content; CREATED: it does already."""
+    """Close the claim's key, so that it never gets the content. Returns CREATED if it already has the content."""
     try:
         handle.store.create(claim.key, encode(LogFile(claim.t, {})))
     except (ObjectExists, StoreUnavailable):
         try:
-            found = handle.store.get(claim.key).body
+            stored = handle.store.get(claim.key).body
         except ObjectNotFound:
             return PutOutcome.NOT_FOUND
-        return PutOutcome.CREATED if found == claim.body.encode() else PutOutcome.CONFLICT
+        return PutOutcome.CREATED if stored == claim.body.encode() else PutOutcome.CONFLICT
     return PutOutcome.CONFLICT
 
 
 def _close_for_good(handle: Handle, claim: TxnClaim) -> None:
-    """Before the next generation counts, nobody who was asleep may publish this one. Raises StoreUnavailable."""
+    """Close the key, so that no suspended writer publishes this generation after the next. Raises StoreUnavailable."""
     if not claim.brings_columns and _close(handle, claim) is PutOutcome.NOT_FOUND:
-        raise StoreUnavailable(f"{handle.table}: the store did not answer when '{claim.key}' was closed.")
+        raise StoreUnavailable(
+            f"{handle.table}: the store did not answer when '{claim.key}' was closed. Retry the same transaction."
+        )
 
 
 def _settled(handle: Handle, state: TableState, written: WrittenParts, *, claimed: bool) -> Commit:
-    """The transaction is recorded: by our parts, which others may have published for us, or by others.
+    """Return the result of a recorded transaction: our commit, which others may have published, or another writer's.
 
-    Parts that the claim names stay: beside a later sequence that came first, somebody may just be publishing them.
+    Parts that the claim names stay: if a later sequence came first, another writer may just be publishing them.
     """
     named = [state.parts[m.key] for m in written.markers if m.key in state.parts]
     if not named:
@@ -273,10 +276,10 @@ def _settled(handle: Handle, state: TableState, written: WrittenParts, *, claime
 
 
 class _PublishOnce:
-    """The content of a claim as an exclusive commit, unless a header says that it is done."""
+    """The content of a claim as an exclusive commit, unless a header records the transaction."""
 
     reads_everything = False
-    # The claim names the parts, so no sweep takes them; and nothing here may delete them: others may publish them.
+    # The claim names the parts, so no sweep deletes them. This operation must not delete them: others may publish them.
     oldest_part_ms: int | None = None
     outputs: Sequence[str] = ()
 
@@ -287,7 +290,7 @@ class _PublishOnce:
         self.refused: InvalidRequestError | None = None
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """None when it is recorded. Raises `refused` when a column has another type by now."""
+        """Return None if the transaction is recorded. Raises `refused` if a column now has another type."""
         application, sequence = self._txn
         if is_recorded(state, self._txn) or any(m.key in state.parts for m in self._file.markers):
             return None

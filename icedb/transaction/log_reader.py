@@ -1,10 +1,10 @@
-"""Read the log: list it, fetch what is needed, replay it, and list again when the listing was torn.
+"""The log reader: lists the log, fetches log files, replays them, and lists again if the listing was torn.
 
-Log files never change, so what was fetched once is kept. A refresh lists from safely before the last listing on
-and fetches what is new. When nothing is, that is one LIST, and the state that was replayed last is the answer again.
-The head, the log file of the newest epoch, is fetched first: it says which other epochs count; then those, which say
-what else need not be fetched; then the rest. A listing is torn when it lacks an epoch that the head lists, or names a
-file that is gone though nothing replaced it.
+Log files never change, so fetched files are cached. A refresh lists from safely before the last listing on, and fetches
+new files. If there are none, it costs one LIST and returns the last state again. The head (the log file of the newest
+epoch) is fetched first, because it lists the other epochs that count. Their log files come next, because they list the
+files that need not be fetched. The rest comes last. A listing is torn if it lacks an epoch that the head lists, or if
+it names a file that no longer exists although no other file replaced it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from icedb.util.clock import Clock, SystemClock
 
 __all__ = ["LogReader"]
 
-# Each new try means that another commit or cleanup landed between our LIST and GETs; so many in a row do not happen.
+# Each retry means that another commit or cleanup landed between LIST and GETs. So many in a row do not happen.
 READ_ATTEMPTS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The log files that were there, and when the store got each; when the listing, and the last whole one, began."""
+    """The listed log files with the store's times, and the start of this listing and of the last whole one."""
 
     stored_ms: Mapping[str, int] = field(default_factory=dict)
     at_ms: int = 0
@@ -38,9 +38,9 @@ class _Listing:
 
 
 class LogReader:
-    """Reads one table's log, keeping the log files that it has seen. Safe to share between threads.
+    """Reads one table's log and caches its log files. Threads can share it.
 
-    `type_name` and `tolerant` are for `replay`.
+    `type_name` and `tolerant` are passed to `replay`.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class LogReader:
         self._type_name = type_name
         self._tolerant = tolerant
         self._seen: dict[str, StoredLogFile] = {}
-        #: The last listing that fitted, without what was ignored then.
+        #: The last listing that was not torn, without the log files that were ignored then.
         self._last = _Listing()
-        #: What was replayed last, and whether of everything.
+        #: Whether the last replay was of all log files, and its state.
         self._replayed: tuple[bool, TableState] | None = None
         self._lock = threading.Lock()
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> TableState:
-        """The table's state now. `everything` fetches ignored log files too, as long as they are there.
+        """Return the table's state now. `everything` also fetches ignored log files, as long as they exist.
 
-        `fresh` lists the whole log. Without it, a log file that a paused writer put at a time long past shows up
-        within the grace period; exclusive commits always read afresh. A listing like the last one gives the same state,
-        which nobody may change.
+        `fresh` lists the whole log. Without it, a log file that a paused writer put with a time long past appears
+        within the grace period. Exclusive commits always read with `fresh`. An unchanged listing returns the same
+        object, which callers must not change.
 
         Raises InconsistentListing, CorruptLog, SchemaConflict, UncoordinatedMaintenance and the store's errors.
         """
@@ -84,41 +84,41 @@ class LogReader:
                 return state
             torn = state
         raise InconsistentListing(
-            f"{self._store.location.uri}: {READ_ATTEMPTS_MAX} listings in a row did not fit what the newest log file "
-            f"says ({torn}). Try again; if it stays so, another program deletes log files that it did not write: "
-            "verify tells more."
+            f"{self._store.location.uri}: {READ_ATTEMPTS_MAX} listings in a row did not match the newest log file "
+            f"({torn}). Retry the call. If it fails again, another program deletes log files that it did not write: "
+            "run verify for details."
         )
 
     def learn_timing(self, timing: Timing, earlier: tuple[EarlierTiming, ...]) -> None:
-        """Use these times from the next listing on; see `options.timing_at`."""
+        """Use these times from the next listing on; see `timing.timing_at`."""
         self._times = timing, earlier
 
     def list_after(self, key: str | None) -> list[str]:
-        """The keys of the log files after `key`, in order; one LIST and nothing else."""
+        """Return the keys of the log files after `key`, in order. Costs one LIST."""
         return [info.key for info in self._store.list(self._keys.log_prefix, after=key)]
 
     def fetch(self, key: str) -> StoredLogFile | None:
-        """One log file, or None when it is not there."""
+        """Return one log file, or None if it does not exist."""
         stored = self._store.get_many([key]).get(key)
         return None if stored is None else StoredLogFile(key, decode(stored.body, key, self._keys), stored.stored_ms)
 
     # ------------------------------------------------------------------------------------ listing
 
     def _list(self, *, whole: bool) -> _Listing:
-        """What is there now; the part of the log that cannot have changed is remembered."""
+        """List the log. The part of it that cannot have changed comes from the last listing."""
         now_ms = self._clock.now_ms()
         with self._lock:
             last = self._last
             after = None if whole else self._unchanged_until(now_ms)
-        known = {} if after is None else {k: t for k, t in last.stored_ms.items() if k <= after}
-        listed = known | {i.key: i.stored_ms for i in self._store.list(self._keys.log_prefix, after=after)}
+        unchanged = {} if after is None else {k: t for k, t in last.stored_ms.items() if k <= after}
+        listed = unchanged | {i.key: i.stored_ms for i in self._store.list(self._keys.log_prefix, after=after)}
         return _Listing(listed, now_ms, now_ms if after is None else last.whole_at_ms)
 
     def _remember(self, listing: _Listing, state: TableState, *, everything: bool) -> None:
-        """Keep what later refreshes may rely on.
+        """Cache the listing and the state for later refreshes.
 
-        Of the listing not what is ignored: it may be deleted any time, and when its tombstone is older than `late_ms`,
-        be forgotten by the log at once. A refresh that remembered it would take it for something that nothing replaced.
+        Ignored log files are not cached. They may be deleted at any time. If their tombstone is older than `late_ms`,
+        the log may forget them at once. A refresh that remembered one would then find that no other file replaced it.
         """
         with self._lock:
             self._replayed = everything, state
@@ -128,11 +128,11 @@ class LogReader:
                 self._last = _Listing(kept, listing.at_ms, listing.whole_at_ms)
 
     def _unchanged_until(self, now_ms: int) -> str | None:
-        """The key before which nothing new can appear; None: list all.
+        """Return the key before which nothing new can appear, or None to list the whole log.
 
-        What was replaced since the last listing is ignored, for a log tombstone names it; these are kept `late_ms`, so
-        a whole listing is due well before, by the spec's own times: of one that was shortened, the shorter is safe. A
-        log without epochs may be maintained by programs that replace files.
+        Log files that were replaced since the last listing are ignored, because a log tombstone names them. Tombstones
+        are kept for `late_ms`, so a whole listing is due well before that, by the spec's own times. Of a time that was
+        shortened, the shorter one is safe. A log without epochs may be maintained by programs that replace files.
         """
         (timing, earlier), last = self._times, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
@@ -140,7 +140,7 @@ class LogReader:
         if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
             return None
         late_ms = timing_at(timing, earlier, now_ms).late_publication_ms
-        # By the store's clock too: this one may be hours ahead, and a reader has no other way to notice.
+        # Use the store's clock too: this clock may be hours ahead, and a reader cannot notice that otherwise.
         newest_ms = max(last.stored_ms.values(), default=0)
         since_ms = max(0, min(last.at_ms, now_ms, newest_ms) - late_ms)
         return self._keys.log_prefix + f"{since_ms:013d}"
@@ -148,7 +148,7 @@ class LogReader:
     # ------------------------------------------------------------------------------------ replaying
 
     def _replayed_of(self, listing: _Listing, *, everything: bool) -> TableState | None:
-        """The last state, if it is of these very log files."""
+        """Return the last state if it is of exactly these log files."""
         with self._lock:
             if self._replayed is not None:
                 of_everything, state = self._replayed
@@ -157,7 +157,7 @@ class LogReader:
         return None
 
     def _replay(self, listing: _Listing, *, everything: bool) -> TableState | str:
-        """The state; or, when the listing is torn, what it lacks."""
+        """Return the state, or if the listing is torn, a description of what it lacks."""
         listed_ms = listing.stored_ms
         names = {key: self._keys.parse_log_file(key) for key in listed_ms}
         found = self._find(names, listed_ms, everything=everything)
@@ -176,7 +176,7 @@ class LogReader:
     def _find(
         self, names: Mapping[str, LogName], listed_ms: Mapping[str, int], *, everything: bool
     ) -> dict[str, StoredLogFile]:
-        """The log files that count (or all), as far as they are there."""
+        """Fetch the log files that count (or all), as far as they exist."""
         found = self._head(names, listed_ms)
         head, live_epochs, _ = self._ignored(found)
         unread = frozenset() if everything else _unread(names, head, live_epochs)
@@ -187,7 +187,7 @@ class LogReader:
         )
 
     def _torn(self, found: Mapping[str, StoredLogFile], names: Mapping[str, LogName], *, everything: bool) -> str:
-        """What the log files say that the listing did not have; empty when they fit."""
+        """Describe the log files that the listing lacks. Empty if the listing is not torn."""
         head, live_epochs, ignored = self._ignored(found)
         unread = frozenset() if everything else _unread(names, head, live_epochs)
         gone = names.keys() - found.keys() - ignored - unread
@@ -195,7 +195,7 @@ class LogReader:
         return f"gone: {sorted(gone)}; live epochs that are missing: {sorted(unlisted)}" if gone or unlisted else ""
 
     def _head(self, names: Mapping[str, LogName], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
-        """The log file of the newest epoch, and those whose names announce one as new but hold none."""
+        """Fetch the log file of the newest epoch, and those whose names announce a newer one but that hold none."""
         found: dict[str, StoredLogFile] = {}
         for epoch in sorted({n.epoch for n in names.values() if n.epoch is not None}, reverse=True):
             found |= self._fetch((k for k, n in names.items() if n.epoch == epoch), listed_ms)
@@ -209,16 +209,16 @@ class LogReader:
     def _fetch(self, keys: Iterable[str], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
         wanted = list(keys)
         with self._lock:
-            known = {k: f for k in wanted if (f := self._seen.get(k)) is not None and f.stored_ms == listed_ms[k]}
-        fetched = self._store.get_many([k for k in wanted if k not in known])
+            cached = {k: f for k in wanted if (f := self._seen.get(k)) is not None and f.stored_ms == listed_ms[k]}
+        fetched = self._store.get_many([k for k in wanted if k not in cached])
         new = {k: StoredLogFile(k, decode(o.body, k, self._keys), listed_ms[k]) for k, o in fetched.items()}
         with self._lock:
             self._seen |= new
-        return known | new
+        return cached | new
 
 
 def _unread(names: Mapping[str, LogName], head: int, live_epochs: frozenset[int]) -> frozenset[str]:
-    """Log files of epochs before the head's that count no more. Only names that are surely ours are believed."""
+    """Return log files of epochs before the head's that no longer count. Only names that are surely ours count."""
     return frozenset(
         k for k, n in names.items() if n.is_ours and (n.epoch or head) < head and n.epoch not in live_epochs
     )

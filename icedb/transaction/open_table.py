@@ -1,4 +1,4 @@
-"""Tables come into being and are opened here: below the front door, for what opens the tables beside a table too."""
+"""Creation and opening of tables, as handles: for `icedb.table`, and for code that opens quarantines and views."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def open_handle(
     fencing: Fencing = "claims",
     clock: Clock | None = None,
 ) -> Handle:
-    """The handle of the table in a store, and of its log, if that is in another. Raises TableNotFound, CorruptLog.
+    """Open the table in a store, and its log, which may be in another store. Raises TableNotFound, CorruptLog.
 
     `timing`: raise InvalidOption unless these are the table's times. Log files without a spec are a table of an
-    IceDB v3 program: its paths tell what its partition columns are. If the log says that the table had a spec
-    (`is_lost`), the handle reads with the newest that the log records, and does not write.
+    IceDB v3 program, whose partition columns are derived from its paths. If the log records that the table had a spec
+    (`is_lost`), the handle reads with the newest recorded spec, and does not write.
     """
     location = store.location
     try:
@@ -43,7 +43,7 @@ def open_handle(
     except ObjectNotFound:
         adopted = _adopt(Handle(store, TableSpec(), fencing=fencing, clock=clock))
         try:
-            body = store.get(location.keys.spec).body  # may have come with its log files since we looked
+            body = store.get(location.keys.spec).body  # another program may have created the table meanwhile
         except ObjectNotFound:
             return _checked_timing(adopted, timing)
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
@@ -59,16 +59,16 @@ def open_handle(
 
 
 def _checked_timing(handle: Handle, timing: Timing | None) -> Handle:
-    """Return the handle. Raises InvalidOption if the caller asks for other times than the table's newest spec has."""
+    """Return the handle. Raises InvalidOption if the caller passes other times than the table's newest spec has."""
     if timing is None:
         return handle
     handle.read()
     own = handle.spec.timing
     if names := timing_differences(timing, own):
         table_has = ", ".join(f"{name}={getattr(own, name)}" for name in names)
-        asked_for = ", ".join(f"{name}={getattr(timing, name)}" for name in names)
+        requested = ", ".join(f"{name}={getattr(timing, name)}" for name in names)
         raise InvalidOption(
-            f"{handle.table}: the table has the times {table_has}, and this program asks for {asked_for}. All programs "
+            f"{handle.table}: the table has the times {table_has}, and this program asks for {requested}. All programs "
             "use those of the table. Open it without timing, or change the table's with Table.alter(timing=...) or "
             "icedb alter."
         )
@@ -76,19 +76,19 @@ def _checked_timing(handle: Handle, timing: Timing | None) -> Handle:
 
 
 def _adopt(handle: Handle) -> Handle:
-    """The handle of a table that has no spec. Raises TableNotFound when it has no log files either."""
+    """Return the handle of a table without a spec. Raises TableNotFound if it has no log files either."""
     try:
         state = handle.read()
     except SchemaConflict:
-        return handle  # repair opens it, nothing else can be done with it; then it is opened anew
+        return handle  # only `repair_types` can use it. Afterwards it is opened again
     if not state.listed_ms:
         # Another program may have created the table since its spec was looked for.
         if (parts := some_below(handle.store, handle.keys.data_prefix)) and not _has_spec(handle):
             raise CorruptLog(
                 f"{handle.table}: '{handle.keys.spec}' is missing, and neither a log nor a spec says what the files "
                 f"below '_data/' are ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "
-                "backup: it says where the log is. If the files are of another program, make a table of them with "
-                "Table.create_from_files.",
+                "backup: it has the address of the log. If another program wrote the files, create a table over them "
+                "with Table.create_from_files.",
                 key=handle.keys.spec,
             )
         raise TableNotFound(
@@ -97,7 +97,7 @@ def _adopt(handle: Handle) -> Handle:
         )
     if is_lost(state, handle):
         return _read_only(handle, state)
-    if handle.spec.revision == 0:  # else `alter` recorded one, with the path columns that it knew
+    if handle.spec.revision == 0:  # otherwise `alter` recorded a spec, with the path columns of its time
         return handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
     return handle
 
@@ -108,9 +108,9 @@ def one_line(body: bytes) -> msgspec.Raw:
 
 
 def is_lost(state: TableState, handle: Handle) -> bool:
-    """Whether a log that has no `_table.json` is of a table that had one, and not of programs of IceDB v3.
+    """Whether a log without `_table.json` belongs to a table that had one, and not to programs of IceDB v3.
 
-    The first exclusive commit records the spec. That of a table without `_table.json` has no id.
+    The first exclusive commit records the spec. The spec of a table that never had a `_table.json` has no id.
     """
     if not state.spec:
         return state.epoch > 0  # before exclusive commits recorded it
@@ -118,7 +118,7 @@ def is_lost(state: TableState, handle: Handle) -> bool:
 
 
 def _read_only(handle: Handle, state: TableState) -> Handle:
-    """The handle of a table whose `_table.json` is gone. Raises CorruptLog for a log without the parts beside it."""
+    """Return the handle of a table whose `_table.json` is missing. Raises CorruptLog if its parts are elsewhere."""
     if state.spec:
         recorded = decode_spec(bytes(state.spec), table=handle.table, key=handle.keys.log_prefix)
         if recorded.log_uri and handle.location.log is None:
@@ -136,27 +136,27 @@ def _read_only(handle: Handle, state: TableState) -> Handle:
 
 
 def _path_columns(handle: Handle, state: TableState) -> dict[str, str]:
-    """Those of the newest part's path; none if a data column has such a name, for a batch must be able to bring it."""
+    """Return the path columns of the newest part; none if a data column has such a name, which batches must have."""
     live = sorted(state.live, key=lambda m: (m.created_ms, m.key))
     if not live:
         return {}
     paths = {partition_of(handle.keys.data_prefix, m.key) for m in live}
-    found = path_columns(partition_of(handle.keys.data_prefix, live[-1].key), paths)
+    columns = path_columns(partition_of(handle.keys.data_prefix, live[-1].key), paths)
     data = {c.casefold() for c in state.schema}
-    return found if data.isdisjoint(name.casefold() for name in found) else {}
+    return columns if data.isdisjoint(name.casefold() for name in columns) else {}
 
 
 def path_columns(path: str, paths: Iterable[str]) -> dict[str, str]:
-    """The partition columns that a path tells, with types for the values in those paths that tell the same.
+    """Return the partition columns of a path, with types that fit their values in all paths with the same columns.
 
-    There are none when a name is not written as this library would write it.
+    There are none if a name is not encoded as this library encodes it.
     """
     names = list(decode_partition(path))
     folded = {name.casefold() for name in names}
     if len(folded) < len(path.split("/")) or not all(n and encode_value(n) == n for n in names):
         return {}
-    alike = [found for p in paths if list(found := decode_partition(p)) == names]
-    return path_value_types({name: [found[name] for found in alike] for name in names})
+    alike = [values for p in paths if list(values := decode_partition(p)) == names]
+    return path_value_types({name: [values[name] for values in alike] for name in names})
 
 
 def create_handle(
@@ -169,13 +169,13 @@ def create_handle(
     over_files: bool = False,
     dry_run: bool = False,
 ) -> Handle:
-    """Create an empty table with this spec. A dry run looks whether it could.
+    """Create an empty table with this spec. A dry run only checks whether that is possible.
 
-    `over_files`: files may lie below `_data/`, for an import in place. Raises TableExists, InvalidURI for an address
-    inside another table, InvalidRequestError errors for the spec, the store's errors.
+    `over_files` allows files below `_data/`, for an import in place. Raises TableExists, InvalidURI for an address
+    inside another table, InvalidRequestError for the spec, and the store's errors.
     """
     spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
-    spec = checked_spec(spec, table=store.location.uri)  # refuses a bad one before anything is written
+    spec = checked_spec(spec, table=store.location.uri)  # rejects an invalid spec before anything is written
     handle = Handle(store, spec, fencing=fencing, clock=clock)
     check_address(handle)
     _refuse_leftovers(handle, over_files=over_files)
@@ -190,14 +190,14 @@ def create_handle(
 
 
 def quarantine_name(handle: Handle) -> str:
-    """What the table is called that takes the rows which do not fit, beside the table itself."""
+    """Return the name of the table for rows that do not fit, which lies next to the table itself."""
     return f"{handle.location.name}_quarantine"
 
 
 def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Handle:
-    """The table `name` in the same folder; with a `spec`, created if it is not there.
+    """Open the table `name` in the same folder. With a `spec`, create it if it does not exist.
 
-    Raises TableNotFound, InvalidURI when there is no such folder, and the store's errors.
+    Raises TableNotFound, InvalidURI if the table has no folder around it, and the store's errors.
     """
     store = handle.store.sibling(handle.location.sibling(name))
     with_ours: dict[str, Any] = {"fencing": handle.fencing, "clock": handle.clock}
@@ -208,12 +208,12 @@ def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Han
             raise
     try:
         return create_handle(store, spec, timing=handle.spec.timing, **with_ours)
-    except TableExists:  # somebody else was faster
+    except TableExists:  # another program was faster
         return open_handle(store, **with_ours)
 
 
 def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
-    """Refuse a place where objects of a table lie without its spec: the next sweep or commit would use them."""
+    """Reject a place with objects of a table but without its spec: the next sweep or commit would use them."""
     keys = handle.keys
     places = [("log files", keys.log_prefix), ("claims", keys.claims_prefix)]
     places += [] if over_files else [("files", keys.data_prefix)]
@@ -221,12 +221,12 @@ def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
         listed = [i.key for i in some_below(handle.store, prefix)]
         if keys.probe in listed and handle.location.log is None:
             refuse_log_of_another(handle)
-        found = [key for key in listed if key != keys.probe]
-        if found and not _has_spec(handle):
+        leftovers = [key for key in listed if key != keys.probe]
+        if leftovers and not _has_spec(handle):
             raise TableExists(
-                f"{handle.table}: {what} are there already ('{found[0]}'), and '{keys.spec}' is missing: they belong "
-                "to a table whose '_table.json' was lost, or to another program. Restore '_table.json' from a backup, "
-                "or choose another address. To create a table over Parquet files below '_data/', use "
+                f"{handle.table}: {what} are there already ('{leftovers[0]}'), and '{keys.spec}' is missing: they "
+                "belong to a table whose '_table.json' was lost, or to another program. Restore '_table.json' from a "
+                "backup, or choose another address. To create a table over Parquet files below '_data/', use "
                 "Table.create_from_files."
             )
 
@@ -236,7 +236,7 @@ def _create_spec(handle: Handle) -> None:
     try:
         handle.store.create(handle.keys.spec, body)
     except ObjectExists:
-        # The spec holds a random id: equal bytes are our own put, answered too late and repeated.
+        # The spec has a random id. Equal bytes are our own put, which the client repeated after a lost response.
         if handle.store.get(handle.keys.spec).body != body:
             raise _table_exists(handle) from None
 

@@ -1,6 +1,6 @@
-"""Pin objects: how they are read, which are in force, and which parts they need.
+"""Pin (tag) objects: how they are read, which are in force, and which parts they need.
 
-`icedb.operations.retention.pins` puts and removes them.
+`icedb.operations.retention.pins` creates and removes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Pin", "decode_pin", "encode_pin", "is_needed", "is_pinned", "pins_in
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A time that stays readable. `expires_ms` is None for one that holds until it is removed."""
+    """A named time that stays readable (a tag). `expires_ms` is None if it lasts until it is removed."""
 
     name: str
     as_of_ms: int
@@ -28,7 +28,7 @@ class Pin:
     expires_ms: int | None = None
 
     def expired(self, now_ms: int) -> bool:
-        """Whether a snapshot at its time is no longer promised."""
+        """Whether its snapshot is no longer kept readable."""
         return self.expires_ms is not None and self.expires_ms <= now_ms
 
 
@@ -45,48 +45,48 @@ _decoder = msgspec.json.Decoder(_PinBody)
 
 
 def read_pins(handle: Handle) -> list[Pin]:
-    """All pins, by name, expired ones too: one LIST, and a GET for each. Raises CorruptLog."""
+    """Return all pins by name, with expired ones. Costs one LIST, and a GET for each. Raises CorruptLog."""
     prefix = handle.keys.claims_prefix
     keys = [i.key for i in handle.store.list(prefix, after=f"{prefix}pin-") if handle.keys.parse_pin(i.key)]
     return sorted((decode_pin(handle, k, o) for k, o in handle.store.get_many(keys).items()), key=lambda p: p.name)
 
 
 def pins_in_force(handle: Handle, *, cutoff_ms: int) -> list[Pin]:
-    """The pins that cleanup heeds: all but those that had expired by `cutoff_ms`, which is a grace period ago."""
+    """Return the pins that cleanup respects: all that had not expired by `cutoff_ms`, a grace period ago."""
     return [p for p in read_pins(handle) if not p.expired(cutoff_ms)]
 
 
 def is_pinned(handle: Handle, as_of_ms: int) -> bool:
-    """Whether a snapshot at this time is promised although it is before the horizon.
+    """Whether a pin keeps the snapshot at this time readable, although it is before the horizon.
 
-    Ask after the log was read: what a pin needs is in every state that was read while it was in force.
+    Call it after the log was read: every state that was read while a pin was in force has the parts that it needs.
     """
     now_ms = handle.clock.now_ms()
     return any(p.as_of_ms == as_of_ms and not p.expired(now_ms) for p in read_pins(handle))
 
 
 def is_needed(marker: Marker, pins: Iterable[Pin]) -> bool:
-    """Whether one of the pins needs a part."""
+    """Whether one of the pins needs the part."""
     dead_ms = marker.tombstoned_ms
     return any(marker.created_ms <= p.as_of_ms and (dead_ms is None or p.as_of_ms < dead_ms) for p in pins)
 
 
 def decode_pin(handle: Handle, key: str, stored: StoredObject) -> Pin:
-    """Decode a pin\'s object. Raises CorruptLog."""
+    """Decode a pin's object. Raises CorruptLog."""
     try:
         body = _decoder.decode(stored.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(handle, key, str(error)) from None
     if body.name != handle.keys.parse_pin(key):
-        raise _damaged(handle, key, f"it says that its name is '{body.name}'")
+        raise _damaged(handle, key, f"its name is '{body.name}' in the object")
     late = stored.stored_ms - body.created > handle.timing.commit_timeout_ms
     return Pin(body.name, body.as_of, body.created, body.created if late else body.expires)
 
 
 def _damaged(handle: Handle, key: str, reason: str) -> CorruptLog:
     return CorruptLog(
-        f"{handle.table}: '{key}' cannot be read as a pin ({reason}), so nobody knows what it keeps, and cleanup "
-        f"deletes nothing. If nobody needs it, remove it with unpin('{handle.keys.parse_pin(key)}').",
+        f"{handle.table}: '{key}' cannot be read as a pin ({reason}). The parts that it keeps are unknown, so cleanup "
+        f"deletes nothing. If no reader needs it, remove it with unpin('{handle.keys.parse_pin(key)}').",
         key=key,
     )
 

@@ -1,7 +1,7 @@
-"""A log in a store of its own: who may use it, and whether it is there.
+"""Logs in a separate store: their owner, and whether they exist.
 
-A log that cannot be found looks like the log of an empty table, and a log that two tables share would give each the
-rows of the other. So the probe among the claims says whose log this is, and no table is opened without it.
+A missing log looks like the log of an empty table, and a log that two tables share would give each the rows of the
+other. So the probe object below the claims' prefix names the owner of the log, and no such table opens without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def claim_log_store(handle: Handle) -> None:
-    """Make the place of a new table's log its own; a repetition finds its own claim. Raises TableExists."""
+    """Claim the place of a new table's log. A retry accepts its own claim. Raises TableExists."""
     log = handle.location.log
     if log is None:
         return
@@ -37,13 +37,13 @@ def claim_log_store(handle: Handle) -> None:
         handle.store.head(handle.keys.spec)
     except ObjectNotFound:
         pass
-    else:  # before anything is put: the place of its log may be an empty folder, where a disk is not mounted
+    else:  # before any put: the place of its log may be an empty folder because a disk is not mounted
         raise TableExists(f"{handle.table}: a table is there already. Open it with Table.open.")
     claim_log(handle)
 
 
 def claim_log(handle: Handle) -> None:
-    """Let the log's store say that it holds the log of this table and of no other. Raises TableExists."""
+    """Record in the log's store that it holds the log of this table only. Raises TableExists."""
     log = handle.location.log
     if log is None:
         return
@@ -59,39 +59,39 @@ def claim_log(handle: Handle) -> None:
 
 
 def refuse_log_of_another(handle: Handle) -> None:
-    """Raise TableExists where the probe says that another table has its log there."""
+    """Raise TableExists if the probe names another table as the owner of the log."""
     try:
         owner = find_log_owner(handle.store)
     except ObjectNotFound:
         return
     if owner is not None and owner.uri != handle.table:
         raise TableExists(
-            f"{handle.table}: the table '{owner.uri}' has its log there ('{handle.keys.probe}' says so). Two tables "
-            "cannot share a log. Choose another address."
+            f"{handle.table}: the table '{owner.uri}' has its log there, according to '{handle.keys.probe}'. Two "
+            "tables cannot share a log. Choose another address."
         )
 
 
 def check_log_place(handle: Handle) -> bytes | None:
     """Return the body of `_table.json`, if there is one.
 
-    Raises InvalidOption when it says that the log is elsewhere: two logs would be two tables.
+    Raises InvalidOption if the log is elsewhere according to it: two logs would be two tables.
     """
     try:
         body = handle.store.get(handle.keys.spec).body
     except ObjectNotFound:
         return None
     log = handle.location.log
-    said = decode_spec(body, table=handle.table, key=handle.keys.spec).log_uri
-    if said != (log.uri if log else ""):
+    log_uri = decode_spec(body, table=handle.table, key=handle.keys.spec).log_uri
+    if log_uri != (log.uri if log else ""):
         raise InvalidOption(
-            f"{handle.table}: its log is at '{said or handle.table}', as '{handle.keys.spec}' says, and not at "
-            f"'{log.uri if log else handle.table}'. Open it with the log that it has."
+            f"{handle.table}: its log is at '{log_uri or handle.table}' according to '{handle.keys.spec}', and not at "
+            f"'{log.uri if log else handle.table}'. Pass that log_uri, or none if the log is at the table's address."
         )
     return body
 
 
 def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, str] | None) -> ObjectStore:
-    """The store of a table as its spec says, with the log's own. Raises CorruptLog when the log is not there."""
+    """Return the store of a table, with the log's store according to the spec. Raises CorruptLog if there is no log."""
     if not spec.log_uri or store.location.log is not None:
         return store
     location = with_log(store.location, spec.log_uri, options)
@@ -101,12 +101,12 @@ def find_log_store(store: ObjectStore, spec: TableSpec, options: Mapping[str, st
 
 
 def check_log_owner(store: ObjectStore) -> None:
-    """Raise CorruptLog unless the log, if it is in a store of its own, is there and is that of this table."""
+    """Raise CorruptLog unless a log in a separate store exists and belongs to this table."""
     table, log, key = store.location.uri, store.location.log, store.location.keys.probe
     if log is None:
         return
     try:
-        probe = store.get(key)  # not HEAD: its answer cannot say that the bucket is missing
+        probe = store.get(key)  # not HEAD, whose response does not tell that the bucket is missing
     except ObjectNotFound:
         raise CorruptLog(
             f"{table}: its log should be at '{log.uri}', but nothing of it is there "
@@ -123,9 +123,9 @@ def check_log_owner(store: ObjectStore) -> None:
 
 
 def find_log_owner(store: ObjectStore) -> Location | None:
-    """Where the parts of the log in this store are, if in another store.
+    """Return the location of the parts of the log in this store, if they are in another store.
 
-    Raises ObjectNotFound when nobody has written there yet but programs of IceDB v3, which do not say; CorruptLog.
+    Raises ObjectNotFound if only programs of IceDB v3 have written there, which record no owner. Raises CorruptLog.
     """
     key = store.location.keys.probe
     body = store.get(key).body

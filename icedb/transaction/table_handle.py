@@ -1,6 +1,6 @@
-"""What an open table is: its address, store, spec, clock, and what is known of its log.
+"""The handle of an open table: its address, store, spec, clock, and the last known state of its log.
 
-Everything above (scan, maintenance, the Spark source) works on a `Handle`; `Table` is the front door for people.
+All packages above (reader, operations, Spark) work on a `Handle`. `icedb.Table` is its public face.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ __all__ = ["Fencing", "Handle", "Part", "clock_ahead_ms", "damaged_spec", "lost_
 
 Fencing = Literal["claims", "none"]
 
-# S3 tells the time of an object in whole seconds.
+# S3 returns the time of an object in whole seconds.
 STORED_MS_PRECISION = 1_000
-# A sweep takes the object of a comparison only when the comparing process slept for hours right after its put.
+# A sweep deletes the object of a comparison only if this process was suspended for hours right after its put.
 CLOCK_ATTEMPTS_MAX = 3
-# These mean something else to DuckDB, or do not survive in an address.
+# DuckDB interprets these characters, or an address cannot contain them.
 _NO_PATH = frozenset("?*[]\\\n\r")
-# What lies there DuckDB does not open. A part that was fetched has a path of this machine.
+# DuckDB does not open parts at such addresses. They are fetched to a local path.
 _COPIED = ("memory://", "az://")
 
-# A cached property has no lock of its own from Python 3.12 on.
+# From Python 3.12 on, a cached property has no lock.
 _making_folders = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One immutable Parquet file. `rows` is None for a part of a v3 program; times are unix milliseconds."""
+    """A part (data file): one immutable Parquet file. `rows` is None for a v3 part. Times are unix milliseconds."""
 
     key: str
     path: str
@@ -69,17 +69,17 @@ class Part:
     rows: int | None
     created_ms: int
     tombstoned_ms: int | None = None
-    #: What the log says of its columns, still encoded; see `icedb.sql.column_stats`.
+    #: The column statistics in the log, still encoded; see `icedb.sql.column_stats`.
     stats: Stats = field(default=msgspec.UNSET, repr=False, compare=False)
 
     @property
     def values(self) -> dict[str, str | None]:
-        """Partition column -> value, as text."""
+        """The value of each partition column, as text."""
         return decode_partition(self.partition)
 
 
 class Handle:
-    """An open table. Safe to share between threads; open one per process."""
+    """An open table. Threads can share it. Each process must open its own."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Handle:
         fencing: Fencing = "claims",
         fixed_spec: bool = False,
     ) -> None:
-        """`fixed_spec`: the program says what the spec is, whatever the log records (the API of IceDB v3)."""
+        """Create a handle. `fixed_spec`: use `spec` and ignore specs that the log records (the API of IceDB v3)."""
         if fencing not in get_args(Fencing):
             raise InvalidOption(f"{store.location.uri}: fencing is {fencing!r}; give 'claims' or 'none'.")
         self.store = store
-        #: The names of the table's objects. Made once: a look at a table asks for each of its parts.
+        #: The names of the table's objects. Created once, because they are used for each part.
         self.keys: Keys = store.location.keys
         self._spec = _with_checked_types(spec, store.location.uri)
         self._fixed_spec = fixed_spec
@@ -103,21 +103,21 @@ class Handle:
         self.fencing: Fencing = fencing
         self.writer = writer_name(self.clock)
         self.log = self._log_reader(tolerant=False)
-        #: The body of `_table.json` in one line: the first exclusive commit records it in the log. `{}`: there is none.
+        #: The body of `_table.json` in one line, or `{}`. The first exclusive commit records it in the log.
         self.stored_spec = msgspec.Raw(encode_spec(self._spec, indent=0) if spec.id else b"{}")
-        #: Whether the log is of a table whose `_table.json` is gone: it can be read, and not be written.
+        #: Whether the `_table.json` of the table is missing. Such a table is read-only.
         self.spec_is_lost = False
-        #: Two appends of one handle need two names, also within a millisecond.
+        #: The time of the last append: two appends of one handle within a millisecond need two names.
         self.last_append_ms = 0
-        #: An exclusive commit that sees an older head than this handle has seen is not of this table's line.
+        #: The newest epoch that was read. A log with an older head has lost exclusive commits.
         self.newest_epoch = 0
-        #: The state that was read last, and its live parts, once somebody has asked for them.
+        #: The last state, and its live parts once a reader has requested them.
         self.latest: tuple[TableState, Sequence[Part]] | None = None
         self._schema: dict[str, str] = {}
         self._probed = False
         self._copies_folder: tuple[int, Path] | None = None
         self._clock_checked = False
-        #: The spec that the times are of, as one value for all threads; None: no spec of the table is known.
+        #: The spec with the times, as one value for all threads, or None if no spec of the table is known.
         self._times: TableSpec | None = None
         #: When the log was read last.
         self._read_at_ms: int | None = None
@@ -128,7 +128,7 @@ class Handle:
         return LogReader(self.store, self.keys, clock=self.clock, type_name=type_name, tolerant=tolerant)
 
     def tolerant(self) -> Handle:
-        """This table once more, for `repair`: it puts up with a column of several types, and its states tell them."""
+        """Return a handle for `repair_types`, whose states accept and list several types of one column."""
         other = copy.copy(self)
         other.log = self._log_reader(tolerant=True)
         if self._times is not None:
@@ -137,22 +137,22 @@ class Handle:
 
     @property
     def location(self) -> Location:
-        """Where the table is."""
+        """The location of the table."""
         return self.store.location
 
     @property
     def table(self) -> str:
-        """The table's address, as messages name it."""
+        """The address of the table, for messages."""
         return self.location.uri
 
     @property
     def spec(self) -> TableSpec:
-        """How the table is partitioned, sorted and stored, as of the last look at the log."""
+        """How the table is partitioned, sorted and stored, as of the last read of the log."""
         return self._spec
 
     @property
     def timing(self) -> Timing:
-        """The table's times that count now, as of the last look at the log; see `options.timing_at`."""
+        """The times that are in force now, as of the last read of the log; see `timing.timing_at`."""
         times = self._times
         if times is None or not times.earlier_timing:
             return times.timing if times is not None else Timing()
@@ -164,12 +164,12 @@ class Handle:
         return part_timeout_at(times.timing, times.earlier_timing, oldest_part_ms)
 
     def doomed_ms(self, now_ms: int) -> int:
-        """The newest tombstone whose part may be deleted by `now_ms`; see `options.deletable_until`."""
+        """Return the newest tombstone whose part may be deleted by `now_ms`; see `timing.deletable_until`."""
         times = self._times or TableSpec()
         return deletable_until(times.timing, times.earlier_timing, now_ms)
 
     def learn_changed_times(self) -> None:
-        """Read the log if the last look is longer ago than `grace_ms`: another program may have changed the times."""
+        """Read the log if the last read is longer ago than `grace_ms`: another program may have changed the times."""
         now_ms, read_at_ms = self.clock.now_ms(), self._read_at_ms
         grace_ms = (self._times or TableSpec()).timing.grace_ms
         if read_at_ms is None or not 0 <= now_ms - read_at_ms <= grace_ms:
@@ -189,16 +189,16 @@ class Handle:
 
     @property
     def known_schema(self) -> Mapping[str, str]:
-        """What was last seen of the log's schema. It may lack columns, and is true until a repair elsewhere."""
+        """The log's schema at the last read. It may lack columns, and holds until another program repairs types."""
         return self._schema
 
     @property
     def columns(self) -> dict[str, str]:
-        """The table's columns with their types: those that the log has, and those that were declared."""
+        """The table's columns with their types: the columns in the log, and declared ones."""
         return all_columns(self.spec, self._schema)
 
     def read(self, *, everything: bool = False, fresh: bool = False) -> TableState:
-        """The state of the table now; see `LogReader.read`."""
+        """Return the state of the table now; see `LogReader.read`."""
         started_ms = self.clock.now_ms()
         if self._times is None:
             self._learn_first_times()
@@ -209,7 +209,7 @@ class Handle:
         return state
 
     def with_spec(self, spec: TableSpec) -> Handle:
-        """This table with another spec. What was read of the log is shared."""
+        """Return a handle of this table with another spec. Both share the log reader."""
         other = copy.copy(self)
         other._spec, other._expressions = _with_checked_types(spec, self.table), None
         if not self._fixed_spec:
@@ -231,30 +231,30 @@ class Handle:
             raise damaged_spec(self.table, key, error) from None
 
     def learn_spec(self, recorded: TableSpec) -> None:
-        """Remember a spec that the log records, unless a newer one is known."""
+        """Use a spec that the log records, unless a newer one is known."""
         if recorded.revision > self._spec.revision and not self._fixed_spec:
             self._spec, self._expressions = _with_checked_types(recorded, self.table), None
             self._learn_times(recorded)
 
     def _learn_first_times(self) -> None:
-        """Learn the times from `_table.json`, if there is one: a program of the v3 API brings a spec of its own."""
+        """Read the times from `_table.json`, if it exists. A program of the v3 API supplies its own spec."""
         try:
             body = self.store.get(self.keys.spec).body
-        except (ObjectNotFound, AccessDenied):  # a log alone needs no access to the parts, and later specs are in it
+        except (ObjectNotFound, AccessDenied):  # reading a log needs no access to the parts, and it has later specs
             self._times = TableSpec()
         else:
             self._learn_times(decode_spec(body, table=self.table, key=self.keys.spec))
 
     def fresh_writer(self) -> str:
-        """A writer's name that no log file has yet, of this host and process."""
+        """Return a writer's name of this host and process that no log file has yet."""
         return self.writer[: -len("0123456789ab")] + self.clock.new_id()[:12]
 
     def learn_schema(self, columns: Mapping[str, str]) -> None:
-        """Remember columns that a commit of ours made the table's."""
+        """Remember columns that our own commit added to the table."""
         self._schema = {**self._schema, **columns}
 
     def part(self, marker: Marker) -> Part:
-        """The public face of a marker."""
+        """Return the public Part of a marker (the log's line for a part)."""
         return Part(
             key=marker.key,
             path=f"{self.location.root_uri}/{marker.key}",
@@ -267,31 +267,31 @@ class Handle:
         )
 
     def partition(self, marker: Marker) -> str:
-        """The path of the partition that a marker's part lies in."""
+        """Return the path of the partition of a marker's part."""
         return partition_of(self.keys.data_prefix, marker.key)
 
     def far_ahead_ms(self, now_ms: int) -> int:
-        """The time from which on a log file is from a clock far ahead: no commit of `now_ms` can replace it."""
+        """Return the time from which on a log file is from a clock far ahead: no commit of `now_ms` can replace it."""
         return now_ms + 2 * self.timing.max_skew_ms + 1
 
     def own_paths(self, parts: Sequence[Part]) -> list[str]:
-        """The paths of parts, for engines that open them by path. Raises SymbolicLink, also for a folder on the way."""
+        """Return the paths of parts, for engines that open paths. Raises SymbolicLink, also for parent folders."""
         if self.location.scheme == "file":
             root = self.location.root
             check_links(root, (p.key for p in parts if p.path == f"{root}/{p.key}"))  # a fetched copy lies elsewhere
         return [p.path for p in parts]
 
     def readable_paths(self, parts: Sequence[Part]) -> list[str]:
-        """What DuckDB can open: the parts themselves, or copies of what it cannot reach. Raises SymbolicLink.
+        """Return paths that DuckDB can open: of the parts, or of local copies. Raises SymbolicLink.
 
-        That is what only this process's memory holds or what lies in Azure, and a name, of a v3 program, that DuckDB
-        takes for a pattern.
+        DuckDB cannot open parts in this process's memory or in Azure, nor the names of v3 parts that it takes for a
+        pattern.
         """
         self.own_paths(parts)
         return [self._readable(p) for p in parts]
 
     def readable_path(self, part: Part) -> str:
-        """See `readable_paths`."""
+        """Return the path of one part; see `readable_paths`."""
         return self.readable_paths([part])[0]
 
     def _readable(self, part: Part) -> str:
@@ -303,29 +303,29 @@ class Handle:
             with temporary_folder("part", below=self._copies) as folder:
                 whole = folder / "part"
                 fetch(self.store, part.key, whole)
-                whole.replace(path)  # another thread may look for it meanwhile
+                whole.replace(path)  # atomically, for other threads
         return str(path)
 
     @property
     def _copies(self) -> Path:
-        """A folder of this handle's own, whichever of its threads is the first to need it."""
+        """The folder of this handle's copies, which the first thread that needs it creates."""
         with _making_folders:
-            # Until the process ends: a lazy relation may outlive its table. A forked one has a folder of its own.
+            # It lasts until the process ends: a lazy relation may outlive its table. A forked process has its own.
             if self._copies_folder is None or self._copies_folder[0] != os.getpid():
                 self._copies_folder = os.getpid(), make_folder("memory")
             return self._copies_folder[1]
 
     def write_context(self) -> WriteContext:
-        """All that a writer, here or on another machine, must know."""
+        """Return everything that a writer needs, on this machine or another."""
         return WriteContext(self.location, self.spec, self.expressions, self.columns)
 
     def check_spec(self) -> None:
-        """Refuse to change a table whose `_table.json` is gone. Makes no request. Raises CorruptLog."""
+        """Raise CorruptLog for a table whose `_table.json` is missing. Makes no request."""
         if self.spec_is_lost:
             raise lost_spec(self.table, self.keys.spec)
 
     def check_writable(self) -> None:
-        """Refuse a table without its spec; once per handle, look whether the store refuses to overwrite an object.
+        """Reject a table without its spec. Once per handle, check that the store refuses to overwrite an object.
 
         Raises CorruptLog, UnsupportedStore and the store's errors (no bucket, no access).
         """
@@ -344,24 +344,24 @@ class Handle:
             return
         raise UnsupportedStore(
             f"{self.table}: the store overwrites an existing object although told to create only (If-None-Match: *). "
-            "Two maintenance runs at once could lose rows. Use a store that honours it, or open the table with "
-            "fencing='none' and make sure yourself that exactly one program maintains it."
+            "Two concurrent maintenance runs could lose rows. Use a store that honours it, or open the table with "
+            "fencing='none' and ensure that exactly one program maintains it."
         )
 
     def check_clock(self, key: str, *, put_after_ms: int) -> None:
-        """Once per handle: compare this machine's clock with the store's time for an object that it has just put.
+        """Compare this machine's clock with the store's time for an object that it has just put, once per handle.
 
-        `put_after_ms`: when that began. Raises ClockSkew and the store's errors.
+        `put_after_ms` is the time before that put. Raises ClockSkew and the store's errors.
         """
         if self._clock_checked or self.fencing == "none":
             return
         if self.clock.now_ms() - put_after_ms > self.timing.max_skew_ms:
-            self._check_clock_now()  # so long ago, and perhaps by another machine, says nothing of this clock
+            self._check_clock_now()  # the put is too long ago, and perhaps of another machine
         else:
             self._compare(key, put_after_ms)
 
     def _check_clock_now(self) -> None:
-        """Compare by an object that is put for this alone. Left behind, it is an orphan like others."""
+        """Compare by an object that is put only for this purpose. After a crash, it is an orphan like others."""
         for _ in range(CLOCK_ATTEMPTS_MAX):
             before_ms = self.clock.now_ms()
             key = self.keys.part("", self.clock.new_id())
@@ -370,12 +370,12 @@ class Handle:
                     self.store.create(key, b"")
                 return self._compare(key, before_ms)
             except ObjectNotFound:
-                continue  # this process slept for so long that another program's sweep deleted the object
+                continue  # this process was suspended for so long that another program's sweep deleted the object
             finally:
                 self.store.delete([key])
         raise StoreUnavailable(
-            f"{self.table}: {CLOCK_ATTEMPTS_MAX} objects below '{self.keys.data_prefix}' were gone before their time "
-            "could be read, so the clocks could not be compared. Nothing was published or deleted. Try again."
+            f"{self.table}: {CLOCK_ATTEMPTS_MAX} objects below '{self.keys.data_prefix}' were deleted before their "
+            "time could be read, so the clocks could not be compared. Nothing was published. Retry the call."
         )
 
     def _compare(self, key: str, put_after_ms: int) -> None:
@@ -385,15 +385,15 @@ class Handle:
             raise ClockSkew(
                 f"{self.table}: this machine's clock is {abs(ahead_ms) / 1000:.0f} s "
                 f"{'ahead of' if ahead_ms > 0 else 'behind'} the store's; {self.timing.max_skew_ms / 1000:.0f} s "
-                "are allowed. Nothing was published or deleted. Synchronise it (NTP)."
+                "are allowed. Nothing was published or deleted. Synchronise this machine's clock (NTP)."
             )
         self._clock_checked = True
 
 
 def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
-    """How far this machine's clock is ahead of the store's, at least; below 0: behind it.
+    """Return by how much, at least, this machine's clock is ahead of the store's. A negative value means behind.
 
-    `stored_ms` is the store's time for an object that was put between the other two, which are this machine's.
+    `stored_ms` is the store's time for an object. It was put between the other two times, which are this machine's.
     """
     ahead_ms = put_after_ms - STORED_MS_PRECISION - stored_ms
     behind_ms = stored_ms - now_ms
@@ -401,28 +401,28 @@ def clock_ahead_ms(*, put_after_ms: int, stored_ms: int, now_ms: int) -> int:
 
 
 def lost_spec(table: str, key: str) -> CorruptLog:
-    """The error for a write to a table whose `_table.json` is gone."""
+    """Return the error for a write to a table whose `_table.json` is missing."""
     return CorruptLog(
         f"{table}: '{key}' is missing, and the log is of a table that had it. The table can be read, and not be "
-        "written. Restore the object from a backup, or make it anew from the log with 'icedb repair-spec' or "
+        "written. Restore the object from a backup, or create it from the log with 'icedb repair-spec' or "
         "Table.repair_spec, then open the table again.",
         key=key,
     )
 
 
 def damaged_spec(table: str, key: str, error: InvalidRequestError) -> CorruptLog:
-    """The error for a stored spec that no program of this project would have written."""
+    """Return the error for a stored spec that is invalid: this project's programs write none."""
     return CorruptLog(
-        f"{table}: the spec in '{key}' cannot be obeyed: {error} Restore the object from a backup or an earlier "
+        f"{table}: the spec in '{key}' is invalid: {error} Restore the object from a backup or an earlier "
         "version of it.",
         key=key,
     )
 
 
 def _with_checked_types(spec: TableSpec, table: str) -> TableSpec:
-    """The spec with types by DuckDB's own names: somebody else may have written it, and SQL is made of them.
+    """Return the spec with DuckDB's own type names: another program may have written it, and SQL contains them.
 
-    Raises InvalidOption for what is no type.
+    Raises InvalidOption for a name that is no type.
     """
     columns = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in spec.columns.items()}
     paths = {c: checked_type(t, what=f"path column '{c}'", table=table) for c, t in spec.path_columns.items()}

@@ -1,4 +1,4 @@
-"""Where a table may be created, and which objects below a table belong to another table.
+"""The rules for addresses of tables, and the objects below a table that belong to another table.
 
 A table owns what lies below its `_data/`, `_log/` and `_claims/`, and readers of Delta and Iceberg own `_delta_log/`
 and `metadata/`. A table inside one of these folders would lose its objects to the maintenance of the outer table. An
@@ -38,10 +38,7 @@ def locations_above(location: Location) -> Iterator[Location]:
 
 
 def check_address(handle: Handle) -> None:
-    """Refuse an address, or a log address, that belongs to another table or lies inside one of its folders.
-
-    Raises InvalidURI.
-    """
+    """Raise InvalidURI for an address, or a log's, that belongs to another table or lies in one of its folders."""
     for location in (handle.location, handle.location.log):
         for above in locations_above(location) if location is not None else ():
             if location is not None and is_table(handle.store.sibling(above)):
@@ -57,7 +54,7 @@ def check_address(handle: Handle) -> None:
 
 
 def is_table(store: ObjectStore) -> bool:
-    """Whether a table, or the log of one, lies at the address of a store: up to three requests."""
+    """Whether a store's address has a table, or the log of one. Makes up to three requests."""
     keys = store.location.keys
     return any(_is_there(store, key) for key in (keys.spec, keys.probe)) or bool(some_below(store, keys.log_prefix))
 
@@ -71,7 +68,7 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 
 
 def below_other_tables(handle: Handle, keys: Iterable[str]) -> frozenset[str]:
-    """Return those parts that lie in a folder of another table. Makes requests only for keys with such a folder."""
+    """Return the parts that lie in a folder of another table. Makes requests only for keys with such a folder."""
     by_root: dict[str, list[str]] = {}
     for key in keys:
         segments = key.split("/")
@@ -79,27 +76,27 @@ def below_other_tables(handle: Handle, keys: Iterable[str]) -> frozenset[str]:
             if segments[number] in RESERVED:
                 by_root.setdefault("/".join(segments[:number]), []).append(key)
     at = handle.location
-    found = [k for root, k in by_root.items() if is_table(handle.store.sibling(_below(at, root)))]
-    return frozenset(key for some in found for key in some)
+    in_tables = [k for root, k in by_root.items() if is_table(handle.store.sibling(_below(at, root)))]
+    return frozenset(key for some in in_tables for key in some)
 
 
 def _below(location: Location, folder: str) -> Location:
-    """The address of a folder of a table's own store, by its key."""
+    """Return the location of a folder in a table's own store, by its key."""
     if location.scheme == "file":
         return replace(location, root=f"{location.root}/{folder}", log=None)
     return replace(location, prefix=folder, log=None)
 
 
 def foreign_roots(keys: Iterable[str], own: Keys) -> frozenset[str]:
-    """The folders, with a slash at the end, of other tables that listed keys below this table show. Pure."""
+    """Return the folders of other tables, each with a final slash, that listed keys below this table show. Pure."""
     prefix = own.data_prefix.removesuffix("_data/")
     ours = (own.log_prefix, own.claims_prefix, own.spec)
     roots = set()
     for key in keys:
         if key.endswith((".json", ".jsonl")) and key.startswith(prefix) and not key.startswith(ours):
-            found = _SIGN.fullmatch(key.removeprefix(prefix))
-            if found is not None and found[1]:
-                roots.add(f"{prefix}{found[1]}/")
+            sign = _SIGN.fullmatch(key.removeprefix(prefix))
+            if sign is not None and sign[1]:
+                roots.add(f"{prefix}{sign[1]}/")
     return frozenset(roots)
 
 

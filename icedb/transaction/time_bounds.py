@@ -1,4 +1,4 @@
-"""Which times a snapshot, a pin or a restore may name: from the table's creation on, and none in the future."""
+"""The valid times of a snapshot, a pin or a restore: from the table's creation on, and not in the future."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["check_past_time", "check_readable_time", "newest_ms"]
 def check_readable_time(
     handle: Handle, state: TableState, as_of_ms: int, *, now_ms: int, may_precede: bool = False
 ) -> None:
-    """Raise InvalidOption for a time that a read cannot mean: before the table's creation, or in the future.
+    """Raise InvalidOption for a time before the table's creation, or in the future.
 
-    A time up to twice `max_skew_ms` ahead of this clock may be one that another machine read from its own clock.
-    `may_precede`: a time before the table's creation is no error.
+    A time up to twice `max_skew_ms` ahead of this clock is valid: it may come from the clock of another machine. With
+    `may_precede`, a time before the table's creation is valid.
     """
     latest_ms = max(handle.far_ahead_ms(now_ms) - 1, state.newest_ms)
     if as_of_ms > latest_ms:
@@ -27,7 +27,10 @@ def check_readable_time(
 
 
 def check_past_time(handle: Handle, state: TableState, as_of_ms: int, *, now_ms: int) -> None:
-    """`check_readable_time` for what is kept or restored: no time after the newest commit and this clock."""
+    """Raise InvalidOption as `check_readable_time`, and also for a time after both the newest commit and this clock.
+
+    For pins and restores.
+    """
     latest_ms = max(now_ms, newest_ms(handle, state, now_ms))
     if as_of_ms > latest_ms:
         raise _ahead(handle, as_of_ms, latest_ms)
@@ -41,10 +44,10 @@ def _ahead(handle: Handle, as_of_ms: int, latest_ms: int) -> InvalidOption:
 
 
 def _check_created(handle: Handle, state: TableState, as_of_ms: int) -> None:
-    """Raise InvalidOption for a time before the table's creation. After the horizon is always after that."""
+    """Raise InvalidOption for a time before the table's creation. A table with a horizon is always older than that."""
     if state.horizon_ms or not state.files or as_of_ms >= min(state.times_ms):
         return
-    # Nothing is forgotten before there is a horizon: the first commit's time is that of its parts.
+    # Without a horizon nothing is forgotten: the first commit's time is that of its parts.
     first_ms = min(state.times_ms)
     first_ms = min((m.created_ms for m in state.parts.values()), default=first_ms)
     if as_of_ms >= first_ms:
@@ -62,5 +65,8 @@ def _check_created(handle: Handle, state: TableState, as_of_ms: int) -> None:
 
 
 def newest_ms(handle: Handle, state: TableState, now_ms: int) -> int:
-    """The newest time in the log that no clock far ahead wrote; 0: none. Later exclusive commits have later ones."""
+    """Return the newest time in the log, except times of a clock far ahead. 0 if there is none.
+
+    Later exclusive commits have later times.
+    """
     return max((t for t in state.times_ms if t < handle.far_ahead_ms(now_ms)), default=0)

@@ -415,7 +415,7 @@ def test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_publish
         writer._give_up.wait = sleep  # type: ignore[method-assign]
         store.inject(Fault.LOSE_RESPONSE, kind="create", key="_log/")
         store.inject(Fault.FAIL, kind="get", key="_log/")
-        with pytest.raises(CommitStateUnknown, match="Look whether they are there"):
+        with pytest.raises(CommitStateUnknown, match="Check whether the table has them"):
             writer.write([{"n": 1}])
     check_sound(store.inner)
     assert rows_of(open_table(store.inner, clock)) == [0, 1]
@@ -635,7 +635,7 @@ def test_what_is_pending_when_the_interpreter_ends_is_committed_or_said(
         ({"pending_bytes_max": True}, "pending_bytes_max must be a whole number, not True"),
         ({"on_conflict": "ignore"}, "on_conflict must be one of"),
         ({"memory_bytes": 5}, "memory_bytes is 5"),
-        ({"id_column": "id", "id_window_ms": 40 * 86_400_000}, "id_window_ms is 3456000000, and the log remembers"),
+        ({"id_column": "id", "id_window_ms": 40 * 86_400_000}, "id_window_ms is 3456000000, but the log records"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(table: Table, options: dict[str, Any], said: str) -> None:

@@ -24,7 +24,7 @@ from icedb.errors import (
     UncoordinatedMaintenance,
 )
 from icedb.format.codec import encode
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.storage.object_store import ObjectInfo
 from icedb.testing import (
@@ -495,7 +495,7 @@ def v3_merges_and_cleans_up(store: ClockedStore, clock: ManualClock) -> None:
         t_ms,
         dict(state.schema),
         tuple(state.parts.values()),
-        tombstones=tuple(LogTombstone(k, t_ms) for k in state.files),
+        tombstones=tuple(LogTombstoneRecord(k, t_ms) for k in state.files),
     )
     old = keys(store, store.location.keys.log_prefix)
     store.create(store.location.keys.log_file(t_ms, merged=True, writer="v3host"), encode(file))
@@ -514,7 +514,7 @@ def test_a_v3_program_that_merges_between_two_of_our_commits_is_found_out(
     objects = dict(clocked.objects)
     for act in (comer.merge, lambda: comer.drop_partitions(["k=0"]), comer.merge_log):
         with pytest.raises(
-            UncoordinatedMaintenance, match=r"Stop that program; restore the log files .* verify tells more"
+            UncoordinatedMaintenance, match=r"Stop that program\. Then restore the log files .* Run verify for details"
         ):
             act()
     logs = clocked.location.keys.log_prefix

@@ -39,7 +39,7 @@ from icedb.errors import (
     SparkJobFailed,
     StoreUnavailable,
 )
-from icedb.operations.rewrite.delete import Finding
+from icedb.operations.rewrite.delete import SearchTask
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, Item, Result
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriting
 from icedb.operations.write.spark_errors import explained
@@ -550,7 +550,7 @@ def test_no_text_contains_secrets(s3: Place, engine: SparkEngine, spark: SparkSe
     secret = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
     with pytest.raises(SparkJobFailed) as caught:
         table.merge(engine=Saboteur(engine, "killed", tmp_path, times=99))
-    assignment = Assignment(TaskTable.of(table.handle, "m"), Finding("true", {}, {}), 2**28)
+    assignment = Assignment(TaskTable.of(table.handle, "m"), SearchTask("true", {}, {}), 2**28)
     for text in (str(caught.value), repr(caught.value), str(caught.value.__context__), repr(assignment), repr(engine)):
         assert secret not in text
 

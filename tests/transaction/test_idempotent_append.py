@@ -364,7 +364,7 @@ def test_one_that_is_never_left_alone_says_so(world: World) -> None:
             world.store.delete([claim])
 
     store.before = restless
-    with pytest.raises(CommitConflict, match="Try the same"):
+    with pytest.raises(CommitConflict, match="Retry the same"):
         one(table)
     assert world.rows() == BASE
 

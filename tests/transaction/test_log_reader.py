@@ -13,7 +13,7 @@ from icedb import Table
 from icedb.errors import InconsistentListing
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.operations.commits.drop_partitions import replace_partitions
 from icedb.storage.object_store import ObjectInfo
@@ -174,7 +174,7 @@ def test_only_what_counts_is_fetched_the_head_first() -> None:
     keys = [world.append(f"p{n}", t_ms=world.clock.now_ms() + n) for n in range(20)]
     t_ms = world.clock.now_ms() + 30
     first = min(world.store.objects)
-    gone = tuple(LogTombstone(k, t_ms) for k in [first, *keys])
+    gone = tuple(LogTombstoneRecord(k, t_ms) for k in [first, *keys])
     parts = (marker("first", 1), *(marker(f"p{n}", n) for n in range(20)))
     head = world.put(LogFile(t_ms, {}, parts, gone, epoch=2, live_epochs=(2,)))
     assert len(world.live()) == 21
@@ -187,13 +187,13 @@ def test_a_head_that_is_deleted_between_list_and_get_does_not_bring_an_older_sta
     first = min(world.store.objects)
     t_ms = world.clock.now_ms()
     parts = (marker("first", t_ms, t_ms + 1), marker("b", t_ms + 1))
-    second = world.put(LogFile(t_ms + 1, {}, parts, (LogTombstone(first, t_ms + 1),), epoch=2, live_epochs=(2,)))
+    second = world.put(LogFile(t_ms + 1, {}, parts, (LogTombstoneRecord(first, t_ms + 1),), epoch=2, live_epochs=(2,)))
 
     def replace(request: Request) -> None:
         if request.kind == "get":
             world.listed.before = None
             parts = (marker("b", t_ms + 1, t_ms + 2), marker("c", t_ms + 2))
-            replaced = tuple(LogTombstone(k, t_ms + 2) for k in (first, second))
+            replaced = tuple(LogTombstoneRecord(k, t_ms + 2) for k in (first, second))
             world.put(LogFile(t_ms + 2, {}, parts, replaced, epoch=3, live_epochs=(3,)))
             world.store.delete([second])
 

@@ -1,4 +1,4 @@
-"""Exclusive commits as plans, and the verbs that need nothing else: publish, drop, alter.
+"""Plans of exclusive commits, and the operations that need nothing else: publish, drop, alter.
 
-Begin with `actions`: a plan is made again at each attempt of `icedb.transaction.exclusive`.
+Begin with `actions`. A plan is made again at each attempt of `icedb.transaction.exclusive`.
 """

@@ -1,4 +1,4 @@
-"""Exclusive commits, as plans that are made anew at each attempt: append, replace what is live, put rewritten parts."""
+"""Plans of exclusive commits that append parts or replace live ones. A plan is made again at each attempt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from icedb.writer.part_writer import WrittenParts
 
 __all__ = ["Append", "Replace"]
 
-#: Chooses, from the table's state, the keys of the live parts that go.
+#: Returns the keys of the live parts to tombstone, from the table's state.
 Choice = Callable[[TableState], Collection[str]]
 
 
 class Append:
-    """Parts that bring a column, or the first parts of a table: schema and parts in one log file."""
+    """An append of parts with a new column, or of the first parts of a table: schema and parts in one log file."""
 
     reads_everything = False
 
@@ -33,8 +33,8 @@ class Append:
         self.oldest_part_ms: int | None = written.oldest_part_ms
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises SchemaConflict when another commit gave one of the columns another type, or declared it so."""
-        columns = all_columns(self._handle.spec, state.schema)  # reading `state` has brought the spec up to date
+        """Return the log file. Raises SchemaConflict if another commit gave or declared another type for a column."""
+        columns = all_columns(self._handle.spec, state.schema)  # reading `state` has updated the spec
         check_columns(self._written.schema, columns, table=state.table)
         check_declared(self._handle.spec, self._written.schema, columns, table=state.table)
         schema, markers = dict(self._written.schema), self._written.markers
@@ -42,10 +42,10 @@ class Append:
 
 
 class Replace:
-    """Tombstone the live parts that `choose` names, and put `written` (if any) in their place: overwrite, drop.
+    """A replacement of the live parts that `choose` returns by `written`, if any: overwrite or drop.
 
-    `sequences`: transactions that the table need not have any more, application -> sequence; the log records them.
-    `operation`: the name that the log records; None: overwrite or drop.
+    `sequences` maps applications to sequences that the log shall record as committed. `operation` is the name that the
+    log records. None means overwrite or drop.
     """
 
     reads_everything = False
@@ -68,7 +68,7 @@ class Replace:
         self.oldest_part_ms: int | None = written.oldest_part_ms if self._markers and written else None
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """What is live now goes; a plain append that lands meanwhile stays."""
+        """Return the log file. It tombstones parts that are live now; a plain append that lands meanwhile survives."""
         check_columns(self._schema, state.schema, table=state.table)
         dead = set(self._choose(state))
         if not_live := [k for k in dead if k not in state.parts or state.parts[k].tombstoned_ms is not None]:
@@ -76,7 +76,7 @@ class Replace:
         txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > state.txn.get(a, (-1, 0))[0]}
         if not (dead or self._markers or txn):
             return None
-        # The log files that name them are replaced too: else cleanup could not forget the parts before a merge.
+        # The log files that name them are replaced too. Otherwise cleanup could not forget the parts before a merge.
         return draft(
             state,
             t_ms=t_ms,

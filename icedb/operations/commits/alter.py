@@ -1,8 +1,8 @@
-"""Change a table's spec: its sort order, codec, row groups, or the partitioning of new parts.
+"""Changes of a table's spec: its sort order, codec, row groups, or the partitioning of new parts.
 
-The new spec is recorded in the header of an exclusive commit, so it is decided with everything else that is, and
-`_table.json`, which holds the first spec, is never replaced. Parts that are there keep their layout. Programs that
-have the table open go on with the spec that they know until they read the log; their parts are as good as any.
+The header of an exclusive commit records the new spec, so it is ordered with all other exclusive commits. The first
+spec in `_table.json` is never replaced. Existing parts keep their layout. Programs that have the table open use the old
+spec until they read the log. Their parts remain valid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from icedb.writer.spec_validation import DeclaredSchema, checked_spec, declared_
 
 __all__ = ["Change", "alter", "plan_alter", "spec_change"]
 
-#: Makes a new spec of a table's newest.
+#: Returns a new spec from a table's newest one.
 Change = Callable[[TableSpec], TableSpec]
 
 
@@ -55,8 +55,8 @@ def spec_change(
     row_id: bool | None = None,
     timing: Timing | None = None,
 ) -> Change:
-    """The change that the options of `Table.alter` ask for. Raises InvalidOption."""
-    given = {
+    """Return the change that the arguments of `Table.alter` describe. Raises InvalidOption."""
+    properties = {
         "partition_by": None if partition_by is None else tuple(partition_by),
         "sort_by": None if sort_by is None else tuple(sort_by),
         "compression": compression,
@@ -69,7 +69,7 @@ def spec_change(
         "row_id": row_id,
         "timing": timing,
     }
-    changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, object] = {name: value for name, value in properties.items() if value is not None}
     if merging is not None:
         changes["merging"] = None if merging == "none" else merging
     declared = declared_columns(schema if schema is not None else {}, table=table)
@@ -77,27 +77,31 @@ def spec_change(
 
 
 def plan_alter(handle: Handle, change: Change) -> TableSpec:
-    """The spec that `alter` would record now, checked; the table's own when nothing would change. Raises as `alter`."""
+    """Return the checked spec that `alter` would record now, or the table's own if nothing changes.
+
+    Raises the errors of `alter`.
+    """
     operation = _Alter(handle, change)
     operation.build(handle.read(fresh=True), handle.clock.now_ms())
     return operation.new or handle.spec
 
 
 def alter(handle: Handle, change: Change) -> Commit:
-    """Record what `change` makes of the newest spec. Without a difference there is no commit.
+    """Apply `change` to the newest spec and record the result. Without a difference there is no commit.
 
-    Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitConflict, CommitStateUnknown and the store's.
+    Raises InvalidOption, InvalidPartitionExpression, UnknownColumn, CommitConflict, CommitStateUnknown and the store's
+    errors.
     """
     operation = _Alter(handle, change)
     commit = commit_exclusive(handle, operation)
     if commit.committed and operation.new is not None:
-        handle.learn_spec(operation.new)  # what is written next through this handle has it
+        handle.learn_spec(operation.new)  # the next write through this handle uses it
     return commit
 
 
 @dataclass(slots=True)
 class _Alter:
-    """The change is made to the spec that is the newest when it commits."""
+    """An exclusive commit that applies a change to the spec that is the newest at that time."""
 
     handle: Handle
     change: Change
@@ -108,29 +112,30 @@ class _Alter:
     reads_everything: bool = False
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        old = self.handle.spec  # reading `state` has brought it up to date
+        old = self.handle.spec  # reading `state` has updated it
         new = self.change(old)
         if new == old:
             return None
         new = _checked(new, state)
         new = altered_spec(old, _with_earlier(old, new, state.table), t_ms)
         self.new, encoded = new, encode_spec(new, indent=0)
-        # The older revisions go with the log files that they are in.
+        # Older revisions disappear with the log files that record them.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
         return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces, operation="alter")
 
 
 def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:
-    """Remember what is no longer partitioned by. A name in a path means one expression for good."""
+    """Add retired partition expressions to the spec. A name in a path means one expression for good."""
     earlier = [*old.earlier_partition_by, *(e for e in old.partition_by if e not in old.earlier_partition_by)]
     meant = {e.name.casefold(): e for e in parse_partition_by(earlier, table=table)}
     for expression in parse_partition_by(new.partition_by, table=table):
-        known = meant.get(expression.name.casefold(), expression)
-        if known != expression:
+        earlier_one = meant.get(expression.name.casefold(), expression)
+        if earlier_one != expression:
             raise InvalidPartitionExpression(
-                f"{table}: '{expression.name}' is or was a partition column with another expression ({known.sql}), and "
-                "parts that are there have its values in their paths. Give the new one another name."
+                f"{table}: '{expression.name}' is or was a partition column with another expression "
+                f"({earlier_one.sql}), and existing parts have its values in their paths. Give the new one another "
+                "name."
             )
     retired = tuple(e for e in earlier if e not in new.partition_by)
     return msgspec.structs.replace(new, earlier_partition_by=retired)

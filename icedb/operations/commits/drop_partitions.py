@@ -1,7 +1,7 @@
-"""Drop or replace whole partitions, by name or by a predicate over the partition columns.
+"""Drops and replacements of whole partitions, by path or by a predicate over the partition columns.
 
-A drop is a change of the log only: the parts stay for readers of older snapshots until cleanup. What a plain
-append adds to a dropped partition meanwhile survives.
+A drop only changes the log: the parts stay for readers of older snapshots until cleanup. Rows that a plain append adds
+to a dropped partition meanwhile survive.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Partitions of a table: their paths; a DuckDB predicate over the partition columns; or what makes such a predicate of
-#: these columns' types, which a table that has no rows yet does not know before its first batch.
+#: Partitions of a table: their paths, a DuckDB predicate over the partition columns, or a function that returns such a
+#: predicate for these columns' types. A table without rows does not know the types before its first batch.
 Chosen = Sequence[str] | str | Callable[[Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """What a drop tombstoned, or would. `rows` is None when a part does not say how many it has.
+    """The parts that a drop tombstoned, or would tombstone. `rows` is None if the log does not have a part's row count.
 
-    `older_parts` are of a partitioning before the last `alter`: their paths do not say what a predicate asks, so they
-    stayed, and may hold such rows. `delete` finds them.
+    `older_parts` are of a partitioning before the last `alter`. A predicate cannot be evaluated on their paths, so they
+    stayed, and may hold matching rows. Use `delete` for these.
     """
 
     partitions: tuple[str, ...]
@@ -72,20 +72,20 @@ class PartitionChoice:
         return partition_types(self.handle.expressions, self.schema, table=self.handle.table)
 
     @property
-    def told(self) -> Sequence[str] | str:
+    def paths_or_predicate(self) -> Sequence[str] | str:
         """The paths, or the predicate."""
         return self.chosen(self._types) if callable(self.chosen) else self.chosen
 
     def of(self, partitions: Iterable[str]) -> set[str]:
-        """Those of the given partition paths that are chosen. Raises InvalidPartitionExpression."""
+        """Return the partition paths that are chosen. Raises InvalidPartitionExpression."""
         paths = sorted(set(partitions))
-        told = self.told
-        if isinstance(told, str):
-            # A path of an older partitioning does not say what the predicate asks: it is not chosen.
+        chosen = self.paths_or_predicate
+        if isinstance(chosen, str):
+            # A predicate cannot be evaluated on a path of an older partitioning, so such a path is not chosen.
             newer = [p for p in paths if self._types.keys() <= decode_partition(p).keys()]
-            return set(matching(newer, told, self._types, table=self.handle.table))
-        # A path may be given as it is stored or as a person writes it (`city=New York`).
-        wanted = {stored_path(p.strip("/")) for p in told}
+            return set(matching(newer, chosen, self._types, table=self.handle.table))
+        # A path may be encoded as stored, or as a person writes it (`city=New York`).
+        wanted = {stored_path(p.strip("/")) for p in chosen}
         return {p for p in paths if stored_path(p) in wanted}
 
 
@@ -101,7 +101,7 @@ def drop_partitions(
 
     def choose(now: TableState) -> list[str]:
         nonlocal is_first_look
-        # At a later look, another drop may have come first, or one that we began may have been completed for us.
+        # At a later attempt, another drop may have come first, or another writer may have completed ours.
         if is_first_look:
             _check_there(handle, now, partitions, missing_ok=missing_ok)
         is_first_look = False
@@ -115,8 +115,8 @@ def drop_partitions(
     commit = commit_exclusive(handle, Replace(choose))
     if older:
         logger.warning(
-            "%s: %d parts of an earlier partitioning were not dropped, and may hold rows for which %s is true: "
-            "delete(where) finds them",
+            "%s: %d parts of an earlier partitioning were not dropped, and may hold rows for which %s is true. "
+            "To delete these rows, use delete(where)",
             handle.table,
             len(older),
             partitions,
@@ -125,7 +125,7 @@ def drop_partitions(
 
 
 def check_chosen(handle: Handle, partitions: object) -> None:
-    """Raise InvalidOption unless this is a predicate, a list of paths, or a function that makes a predicate."""
+    """Raise InvalidOption unless this is a predicate, a list of paths, or a function that returns a predicate."""
     if isinstance(partitions, str) or callable(partitions):
         return
     if not isinstance(partitions, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in partitions):
@@ -136,7 +136,7 @@ def check_chosen(handle: Handle, partitions: object) -> None:
 
 
 def _check_there(handle: Handle, state: TableState, partitions: Sequence[str] | str, *, missing_ok: bool) -> None:
-    """Raise an error for a path that no live part has, and for a predicate that does not fit an empty table."""
+    """Raise an error for a path without live parts, and for a predicate that does not fit an empty table."""
     if isinstance(partitions, str):
         if not state.live and (columns := all_columns(handle.spec, state.schema)):
             types = partition_types(handle.expressions, columns, table=handle.table)
@@ -152,10 +152,10 @@ def _check_there(handle: Handle, state: TableState, partitions: Sequence[str] | 
 
 
 def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
-    """Publish parts in the place of the live parts of the chosen partitions (None: of the whole table).
+    """Replace the live parts of the chosen partitions (None: of the whole table) by new parts.
 
-    Raises InvalidBatch when a part lies outside of them, and InvalidOption when parts of an earlier partitioning may
-    hold rows of theirs; nothing is visible then, and the caller still owns the parts.
+    Raises InvalidBatch if a part lies outside of them, and InvalidOption if parts of an earlier partitioning may hold
+    rows of them. Then nothing is visible, and the caller still owns the parts.
     """
     if partitions is not None:
         check_inside(handle, written, partitions)
@@ -163,7 +163,7 @@ def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen
 
 
 def parts_to_replace(handle: Handle, state: TableState, partitions: Chosen | None) -> list[str]:
-    """The keys of the live parts of some partitions (None: of all). Raises InvalidOption as `replace_partitions`."""
+    """Return the keys of the live parts of the chosen partitions (None: of all). Raises as `replace_partitions`."""
     if partitions is None:
         return [m.key for m in state.live]
     if older := _older_parts(handle, state):
@@ -176,7 +176,7 @@ def parts_to_replace(handle: Handle, state: TableState, partitions: Chosen | Non
 
 
 def check_inside(handle: Handle, written: WrittenParts, partitions: Chosen) -> None:
-    """Raise InvalidBatch when a part lies outside the chosen partitions; the caller still owns the parts."""
+    """Raise InvalidBatch if a part lies outside the chosen partitions. The caller still owns the parts."""
     by_partition = {partition_of(handle.keys.data_prefix, m.key): m for m in written.markers}
     schema = {**handle.known_schema, **written.schema}
     choice = PartitionChoice(handle, partitions, schema)
@@ -184,13 +184,14 @@ def check_inside(handle: Handle, written: WrittenParts, partitions: Chosen) -> N
     if outside:
         rows = sum(by_partition[p].rows or 0 for p in outside)
         raise InvalidBatch(
-            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite ({choice.told!r}), "
-            f"for example in '{min(outside)}'. Leave them out, or name their partitions too."
+            f"{handle.table}: {rows} of {written.rows} rows are outside the partitions to overwrite "
+            f"({choice.paths_or_predicate!r}), for example in '{min(outside)}'. Leave them out, or name their "
+            "partitions too."
         )
 
 
 def _older_parts(handle: Handle, state: TableState) -> list[Part]:
-    """Live parts whose paths do not have all partition columns of the present spec."""
+    """Return the live parts whose paths lack partition columns of the present spec."""
     names = {e.name for e in handle.expressions}
     return [p for p in map(handle.part, state.live) if not names <= p.values.keys()]
 

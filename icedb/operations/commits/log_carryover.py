@@ -1,8 +1,9 @@
-"""What is written again with a log file that is replaced, and when that is worth it.
+"""The choice of log files that a commit replaces, by the lines that it must carry over.
 
-A commit that replaces a log file carries all that it holds, for as long as it must be held: a log tombstone for a day.
-Commits that come often would write the same lines again and again. So a merge replaces only log files that hold little
-besides the parts that it merges, and tombstones the parts of others without; a cleanup replaces these later.
+A commit that replaces a log file carries all its lines for as long as they are needed: a log tombstone for a day.
+Frequent commits would write the same lines again and again. So a merge replaces only log files with few lines besides
+the parts that it merges. It tombstones parts without replacing their other log files, and a cleanup replaces these
+later.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from icedb.format.replay import TableState
 
 __all__ = ["LINES_MAX", "OTHERS_MAX", "calling_live", "cheap_to_replace"]
 
-# Lines that are carried for each part that gives cause. More is written again too often; with less, more log files stay
-# that readers open (benchmarks/life.py).
+# The carried lines per replaced part. With more, lines are rewritten too often. With fewer, more log files stay for
+# readers to open (benchmarks/life.py).
 OTHERS_MAX = 4
-# So few lines are carried anyway: what they name is forgotten sooner.
+# So few lines are always carried, so that cleanup forgets their parts sooner.
 LINES_MAX = 16
 
 
 def cheap_to_replace(state: TableState, part_keys: Collection[str], *, t_ms: int) -> list[str]:
-    """Of `state.replaceable`, the log files with few other lines: `OTHERS_MAX` for each part, or `LINES_MAX`."""
+    """Return the log files of `state.replaceable` with few other lines: `OTHERS_MAX` for each part, or `LINES_MAX`."""
     named = Counter(key for part in part_keys for key in state.parts_named[part].by)
     return [key for key in state.replaceable(part_keys, t_ms=t_ms) if _is_cheap(state, key, named[key])]
 
@@ -35,10 +36,10 @@ def _is_cheap(state: TableState, key: str, named: int) -> bool:
 
 
 def calling_live(state: TableState, *, t_ms: int) -> set[str]:
-    """The log files that call a dead part live, of those that a commit of `t_ms` may replace.
+    """Return the log files that name a dead part as live, of those that a commit of `t_ms` may replace.
 
-    As long as they are there, no log file may forget that the part is dead. What only a
-    program of v3 tombstoned does not count, for its tombstone is not trusted.
+    While they exist, no log file may forget that the part is dead. Tombstones of v3 programs do not count, because they
+    are not trusted.
     """
     exclusive = [f.file for f in state.effective.values() if f.file.epoch is not None]
     dead = {m.key for file in exclusive for m in tombstoned(file.markers)}
@@ -46,5 +47,6 @@ def calling_live(state: TableState, *, t_ms: int) -> set[str]:
     return {
         key
         for key, stored in state.effective.items()
-        if key not in ahead and any(not is_dead and part in dead for part, is_dead in tombstone_flags(stored.file.markers))
+        if key not in ahead
+        and any(not is_dead and part in dead for part, is_dead in tombstone_flags(stored.file.markers))
     }

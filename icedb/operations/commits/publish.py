@@ -1,8 +1,8 @@
-"""Make written parts visible: the one way to a commit, for `Table`, the Spark source, views and imports.
+"""Publication of written parts: the only way to a commit, for `Table`, the Spark source, views and imports.
 
-Parts are written first and are invisible; publishing them is one commit, plain when the table has all their
-columns, exclusive when they bring one. When the batch is refused, its parts are deleted again; when publishing
-failed, they stay behind as orphans, for nobody may know whether a log file names them.
+Parts are written first and are invisible. Publishing them is one commit: a plain one if the table has all their
+columns, and an exclusive one if they add a column. If the batch is rejected, its parts are deleted. If publishing
+fails, they stay as orphans, because a log file may name them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["check_overwrite", "prepare", "publish_append", "publish_overwrite", 
 
 
 def prepare(handle: Handle) -> None:
-    """Before the first write: can the store be written, and what columns are there? Raises UnsupportedStore."""
+    """Check before the first write that the store can be written, and read the columns. Raises UnsupportedStore."""
     handle.check_writable()
     if not handle.known_schema:
         handle.read()
 
 
 def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = None) -> Commit:
-    """Make parts visible beside what is there; with a `txn`, exactly once. Without parts there is no commit."""
+    """Append parts to the table, exactly once with a `txn`. Without parts there is no commit."""
     if not written.markers:
         return nothing_to_commit(handle)
     if new_columns(written.schema, handle.known_schema):
-        handle.read()  # another writer may have brought the same column meanwhile, with the same type or another
-    # Once, for both questions: another thread may learn of a column at any moment.
+        handle.read()  # another writer may have added the same column meanwhile, with the same type or another
+    # Read it once for both checks: another thread may learn of a column at any moment.
     known = handle.known_schema
     _check(handle, written, all_columns(handle.spec, known))
     if txn is not None:
@@ -48,21 +48,21 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
 
 
 def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
-    """Make parts visible in the place of the live parts of some partitions (None: of the whole table)."""
-    # Refused before anything was claimed, or by `commit_exclusive`, which deletes the parts too: twice does no harm.
+    """Replace the live parts of some partitions (None: of the whole table) by new parts."""
+    # `commit_exclusive` also deletes the parts of a rejected batch. Deleting them twice is safe.
     with _discarded_if_refused(handle, written):
         refuse_overwrite(handle, written, partitions)
         return replace_partitions(handle, written, partitions)
 
 
 def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
-    """As `refuse_overwrite`, and the parts of an overwrite that is refused are deleted."""
+    """Do as `refuse_overwrite`, and delete the parts of a rejected overwrite."""
     with _discarded_if_refused(handle, written):
         refuse_overwrite(handle, written, partitions)
 
 
 def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:
-    """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that can be told to be refused."""
+    """Raise EmptyBatch, SchemaConflict or InvalidBatch for an overwrite that is sure to be rejected."""
     if not written.markers:
         raise EmptyBatch(
             f"{handle.table}: the batch has no rows, so an overwrite would only delete. Use drop_partitions for that.",
@@ -75,14 +75,14 @@ def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen |
 
 
 def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
-    """Types, too: the parts were written against what was known then."""
+    """Check the types again: the table may have other columns since the parts were written."""
     with _discarded_if_refused(handle, written):
         check_columns(written.schema, known, table=handle.table)
 
 
 @contextmanager
 def _discarded_if_refused(handle: Handle, written: WrittenParts) -> Iterator[None]:
-    """Parts that no log file can name are deleted."""
+    """Delete the parts if the block raises InvalidRequestError: then no log file can name them."""
     try:
         yield
     except InvalidRequestError:

@@ -1,4 +1,4 @@
-"""The health of a table: figures, recommendations, and a chart of part sizes.
+"""The health of a table: measurements, recommendations, and a chart of part sizes.
 
 May import `operations.rewrite` and `operations.retention`. Begin with `table_health`.
 """

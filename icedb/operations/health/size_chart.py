@@ -1,11 +1,10 @@
-"""Pictures of a table's parts: are there too many small ones, and where?
+"""The chart of a table's part sizes, which shows where a merge (compaction) would help.
 
-Their sizes by powers of two, with the size below which a merge takes them, and the partitions that a merge would help
-most. What a merge would take stands out; a part that is small and alone in its partition is as it should be. The text
-beside the picture says the same, for those who do not see it.
+It shows the number of parts by powers of two, the size below which a merge takes parts, and the partitions with most
+parts to merge. These parts have a colour of their own. A small part that is alone in its partition is fine. A text with
+the same content accompanies the picture.
 
-A picture is a few kilobytes, to be stored often. It has a background of its own, so that it can be read in a light and
-in a dark page.
+A picture has a few kilobytes, because it is stored often. It has its own background, for light and dark pages.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ __all__ = ["DPI", "FINE", "GRID", "INK", "PAPER", "TO_MERGE", "PartSizes", "anno
 
 INK, GRID, PAPER = "#3b4252", "#d5d9e0", "#ffffff"
 FINE, TO_MERGE = "#5b8fc9", "#e07b2e"
-# As wide as the dialog in which Dagster shows it; what fits beside each other follows.
+# The width of the dialog in which Dagster shows it.
 WIDTH_PX, HEIGHT_PX, DPI = 860, 300, 100
 PARTITIONS_MAX = 8
 LABEL_CHARACTERS_MAX = 26
 TICKS_MAX = 8
-# Of each colour, to paper: few enough for a small file, enough for smooth letters.
+# The shades of each colour towards paper: few enough for a small file, and enough for smooth letters.
 SHADES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PartSizes:
-    """What the picture shows. `to_merge`: what a merge of all partitions would take."""
+    """The data of the picture. A merge of all partitions would take `to_merge`."""
 
     parts: tuple[Part, ...]
     to_merge: tuple[Part, ...]
@@ -49,7 +48,7 @@ class PartSizes:
 
     @classmethod
     def of(cls, parts: Sequence[Part], *, part_bytes_max: int = PART_BYTES_MAX) -> PartSizes:
-        """As of some live parts, for merges with this limit."""
+        """Return the sizes of live parts, for merges with this limit."""
         no_limit = len(parts) + 1, sum(part.bytes for part in parts) + 1
         plan = plan_merge(
             parts, part_bytes_max=part_bytes_max, input_parts_max=no_limit[0], input_bytes_max=no_limit[1]
@@ -58,35 +57,35 @@ class PartSizes:
 
     @property
     def partitions_to_merge(self) -> list[tuple[str, int]]:
-        """The partitions in which a merge would take parts, with how many, the most first."""
+        """The partitions in which a merge would take parts, with their number, the largest first."""
         counts = Counter(part.partition for part in self.to_merge)
         return sorted(counts.items(), key=lambda counted: (-counted[1], counted[0]))
 
     @property
     def text(self) -> str:
-        """All that the picture says, in words."""
+        """The content of the picture as text."""
         small = sum(part.bytes < self.part_bytes_max for part in self.parts)
         partitions = Counter(part.partition for part in self.parts)
-        told = [
+        sentences = [
             f"{_count(len(self.parts), 'live part')} in {_count(len(partitions), 'partition')}, "
             f"{_size(sum(part.bytes for part in self.parts))} in all; "
             f"{small:,} {'is' if small == 1 else 'are'} below {_size(self.part_bytes_max)}."
         ]
         if self.to_merge:
             name, most = self.partitions_to_merge[0]
-            told.append(
+            sentences.append(
                 f"A merge would take {len(self.to_merge):,} of them in "
                 f"{_count(len(self.partitions_to_merge), 'partition')}"
                 + (f"; the most, {most:,}, are in {name}." if name else ".")
             )
         else:
-            told.append("There is nothing to merge.")
-        return " ".join(told)
+            sentences.append("There is nothing to merge.")
+        return " ".join(sentences)
 
 
 def draw(sizes: PartSizes) -> bytes:
-    """The picture as a PNG, of one part at least. Raises MissingExtra."""
-    # Here, because they take a second; and without pyplot, whose state is shared by all threads.
+    """Return the picture as a PNG. There must be at least one part. Raises MissingExtra."""
+    # Imported here, because it takes a second, and without pyplot, whose state all threads share.
     import_optional("matplotlib", extra="plot")
     from matplotlib.figure import Figure
 
@@ -94,7 +93,7 @@ def draw(sizes: PartSizes) -> bytes:
     taken = {part.key for part in sizes.to_merge}
     to_merge = Counter(part.bytes.bit_length() for part in sizes.to_merge)
     fine = Counter(part.bytes.bit_length() for part in sizes.parts if part.key not in taken)
-    # Left, bottom, width and height, of the whole: to have them computed takes longer than to draw.
+    # Left, bottom, width and height as fractions, because computing the layout takes longer than drawing.
     if sizes.to_merge:
         draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.47, 0.74))), fine, to_merge, sizes.part_bytes_max)
         _draw_partitions(plain(figure.add_axes((0.73, 0.11, 0.25, 0.74))), sizes)
@@ -104,7 +103,7 @@ def draw(sizes: PartSizes) -> bytes:
 
 
 def as_png(figure: Figure, width_px: int, height_px: int) -> bytes:
-    """A figure as a small PNG: in the colours of this module and what is between them and paper."""
+    """Return a figure as a small PNG, in the colours of this module and their shades."""
     from PIL import Image
 
     raw, file = io.BytesIO(), io.BytesIO()
@@ -117,13 +116,13 @@ def as_png(figure: Figure, width_px: int, height_px: int) -> bytes:
 
 
 def _shades(colour: str) -> list[int]:
-    """Red, green and blue of a colour, and of what is between it and paper."""
+    """Return red, green and blue of the shades between a colour and paper."""
     values = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     return [value + (255 - value) * shade // (SHADES - 1) for shade in range(SHADES) for value in values]
 
 
 def plain(axes: Axes) -> Axes:
-    """Axes without a frame."""
+    """Remove the frame of axes."""
     axes.set_facecolor(PAPER)
     axes.tick_params(colors=INK, labelsize=8, length=0)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
@@ -131,9 +130,9 @@ def plain(axes: Axes) -> Axes:
 
 
 def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_bytes_max: int) -> None:
-    """A bar for each power of two: number n has the parts from 2 ** (n - 1) bytes on, and ends at n + 0.5.
+    """Draw a bar for each power of two. Bar n has the parts from 2 ** (n - 1) bytes on, and ends at n + 0.5.
 
-    `to_merge`: of each number, the parts that a merge would take; `fine`: the others.
+    `to_merge` counts the parts of each bar that a merge would take, and `fine` the others.
     """
     limit = math.log2(part_bytes_max) + 0.5
     at = range(max(0, min(*fine, *to_merge, int(limit)) - 1), max(*fine, *to_merge, int(limit) + 1) + 1)
@@ -164,32 +163,32 @@ def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_byte
 
 
 def _draw_partitions(axes: Axes, sizes: PartSizes) -> None:
-    """A bar for each of the partitions in which a merge would take most parts."""
-    found = sizes.partitions_to_merge
-    shown = found[:PARTITIONS_MAX]
-    axes.barh(range(len(shown)), [count for _, count in shown], height=0.72, color=TO_MERGE)
-    for row, (_, count) in enumerate(shown):
+    """Draw a bar for each of the partitions in which a merge would take most parts."""
+    partitions = sizes.partitions_to_merge
+    first = partitions[:PARTITIONS_MAX]
+    axes.barh(range(len(first)), [count for _, count in first], height=0.72, color=TO_MERGE)
+    for row, (_, count) in enumerate(first):
         annotate(axes, f"{count:,}", (count, row), (3, 0), va="center")
-    axes.set_yticks(range(len(shown)), [shortened(name) for name, _ in shown], parse_math=False)
+    axes.set_yticks(range(len(first)), [shortened(name) for name, _ in first], parse_math=False)
     axes.set_xticks([])
     axes.set_ylim(PARTITIONS_MAX - 0.5, -0.5)  # the first at the top, and bars of one height however few
-    axes.set_xlim(0, 1.15 * shown[0][1])
-    more = f", the first {len(shown)} of {len(found):,} partitions" if len(found) > len(shown) else ""
+    axes.set_xlim(0, 1.15 * first[0][1])
+    more = f", the first {len(first)} of {len(partitions):,} partitions" if len(partitions) > len(first) else ""
     title(axes, f"{len(sizes.to_merge):,} to merge{more}", side="right")
 
 
 def title(axes: Axes, text: str, *, side: Literal["left", "right"] = "left") -> None:
-    """A heading."""
+    """Set the title of axes."""
     axes.set_title(text, fontsize=9.5, color=INK, loc=side)
 
 
 def annotate(axes: Axes, text: str, at: tuple[float, float], points: tuple[float, float], **where: str) -> None:
-    """A small text, some points beside a place."""
+    """Write a small text some points away from a position."""
     axes.annotate(text, at, points, textcoords="offset points", fontsize=8, color=INK, **where)  # type: ignore[arg-type]
 
 
 def shortened(name: str, characters_max: int = LABEL_CHARACTERS_MAX) -> str:
-    """A path that fits beside its bar: its beginning tells most, and its end something."""
+    """Shorten a path for its label: keep the beginning, which is most distinctive, and some of the end."""
     name, tail = name or "(the table)", characters_max // 3
     return name if len(name) <= characters_max else f"{name[: characters_max - tail - 1]}…{name[-tail:]}"
 
@@ -199,7 +198,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _size(n_bytes: int) -> str:
-    """In units of 1024, with three digits at most."""
+    """Format a size in units of 1024, with at most three digits."""
     value, unit = float(n_bytes), "B"
     for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
         if value < 1000 or unit == "PB":

@@ -1,11 +1,11 @@
-"""What a table is like now, and what should be done about it: the one place where that is decided.
+"""Measurements of a table's health, and recommendations of maintenance. All consumers use this module.
 
-    condition       figures that the log alone tells: no part is opened, nothing is changed
-    threshold       what a figure should stay below
-    recommendation  a kind of maintenance that is due, because a figure has reached half of its threshold: what is
-                    recommended then is done before the threshold is passed. Never one that would find nothing to do
-    heat            a partition is hot while rows arrive in it. Merging it often writes the same rows again and again,
-                    so it may gather more small parts than a cold one, which is merged once and for all
+    health          measurements from the log alone: no part is opened, and nothing is changed
+    threshold       the value below which a measurement should stay
+    recommendation  a kind of maintenance that is due because a measurement has reached half of its threshold, so that
+                    it is done before the threshold is passed. Never one that would find nothing to do
+    heat            a partition is hot while rows arrive in it. Frequent merges of it rewrite the same rows again and
+                    again, so it may collect more small parts than a cold one, which is merged once
 
 `icedb info` prints the recommendations, a sensor acts on them, and a check fails beyond a threshold.
 """
@@ -35,10 +35,10 @@ from icedb.util.arguments import checks_arguments
 __all__ = ["TableHealth", "Due", "PartitionHealth", "Recommendation", "SizeClass", "Thresholds", "health_of",
            "examine", "recommend"]  # fmt: skip
 
-#: What can be due.
+#: The kinds of maintenance that can be due.
 Due = Literal["merge_newest", "merge_oldest", "merge_log", "cleanup"]
 
-# Half of 4 is what can be merged at all; half of 2 is something.
+# A merge needs two parts, half of 4. Other kinds need one object, half of 2.
 _LEAST = {"hot_parts": 4, "cold_parts": 4, "log_files": 4, "hot_ms": 0}
 _LEAST_OF_OTHERS = 2
 
@@ -48,25 +48,31 @@ _MEGABYTE = 1_000_000
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What a table should stay below. Maintenance is recommended from half of each on, rounded down.
+    """The values below which a table's measurements should stay. Maintenance is recommended from half of each on.
 
-    Raises InvalidOption for what is no whole number, or too small to be kept.
+    Halves are rounded down.
+
+    Raises:
+        InvalidOption: A threshold is no whole number, or too small.
+
+    Example:
+        >>> table.health(icedb.Thresholds(cold_parts=16))
     """
 
-    #: Small parts of a partition that rows arrive in. Each query of that partition opens them all.
+    #: Small parts of a partition in which rows arrive. Each query of that partition opens them all.
     hot_parts: int = 64
     #: Small parts of a partition in which no rows arrived for `hot_ms`.
     cold_parts: int = 8
-    #: How long after its last rows (milliseconds) a partition is hot. Beyond the table's grace period that may be
-    #: forgotten: then it is cold.
+    #: For how long after its last rows a partition is hot (milliseconds). The log may forget that time after the
+    #: table's grace period. Then the partition is cold.
     hot_ms: int = 3_600_000
     #: A part below this size (bytes) is small.
     part_bytes_max: int = PART_BYTES_MAX
-    #: Log files that whoever opens the table has to read.
+    #: Log files that a program must read to open the table.
     log_files: int = 64
-    #: Bytes that were superseded longer than the grace period ago: paid for, and of no use to anybody.
+    #: Bytes that were superseded longer than the grace period ago. They cost storage without any use.
     expired_bytes: int = 4_000_000_000
-    #: Parts and log files of that kind: a listing gives a thousand objects for the price of one.
+    #: Parts and log files that were superseded as long ago. A LIST request returns a thousand objects.
     expired_objects: int = 2_000
 
     def __post_init__(self) -> None:
@@ -78,10 +84,10 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class PartitionHealth:
-    """The live parts of one partition. `small_parts` are those that a merge would take; times are unix milliseconds.
+    """The live parts of one partition. A merge would take `small_parts`. Times are unix milliseconds.
 
-    `newest_rows_ms` is when rows came last, as far as the log remembers: cleanup forgets what was merged. `basis` is
-    the same as long as the small parts are.
+    `newest_rows_ms` is when rows last arrived, as far as the log records it: cleanup forgets merged parts. `basis`
+    identifies the set of small parts.
     """
 
     path: str
@@ -92,13 +98,13 @@ class PartitionHealth:
     newest_rows_ms: int | None
     hot: bool
     basis: str
-    #: There are many small parts, and a merge in tiers would take none of them: it would not pay.
+    #: There are many small parts, but a merge in tiers would take none of them.
     at_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """The live parts from `bytes_min`, 0 or a power of two, up to twice that; `small_parts`: a merge would take."""
+    """The live parts from `bytes_min` (0 or a power of two) up to twice that. A merge would take `small_parts`."""
 
     bytes_min: int
     parts: int
@@ -107,7 +113,7 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A kind of maintenance that is due, and why. `basis` is the same as long as it is due for the same objects."""
+    """A kind of maintenance that is due, with the reason. `basis` identifies the set of objects that are concerned."""
 
     due: Due
     reason: str
@@ -116,76 +122,76 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """A table at one time, as its log tells it. Times are unix milliseconds; a `basis` tells which objects it is of."""
+    """The measurements of a table at one time. Times are unix milliseconds. A `basis` identifies a set of objects."""
 
     table: str
     at_ms: int
     live_parts: int
-    #: None when a part does not say how many it has.
+    #: None if the log does not have the row count of a part.
     live_rows: int | None
     live_bytes: int
-    #: By path.
+    #: Sorted by path.
     partitions: tuple[PartitionHealth, ...]
-    #: Log files that whoever opens the table has to read, and those of them that a merge of log files would take.
+    #: Log files that a program must read to open the table, and those of them that a merge of log files would take.
     log_files: int
     small_log_files: int
     small_log_files_basis: str
-    #: Superseded, and still remembered: most are still stored.
+    #: Superseded parts that the log still records. Most of them still exist.
     dead_parts: int
     dead_bytes: int
     #: When the oldest of those was superseded.
     oldest_dead_ms: int | None
-    #: Superseded longer than the grace period ago. Less what pins need, once it is enough for a cleanup: to look at the
-    #: pins takes requests.
+    #: Superseded longer than the grace period ago. Parts that pins need are subtracted once a cleanup would be due,
+    #: because reading the pins takes requests.
     expired_parts: int
     expired_bytes: int
     expired_log_files: int
     expired_basis: str
-    #: Snapshots before this time can no longer be read; 0: all can.
+    #: Snapshots before this time can no longer be read; 0 if all can.
     horizon_ms: int
-    #: When rows came last, as far as the log remembers: cleanup forgets what was merged.
+    #: When rows last arrived, as far as the log records it: cleanup forgets merged parts.
     newest_rows_ms: int | None
     recommendations: tuple[Recommendation, ...] = ()
-    #: The live parts by size, the smallest first; classes without any are left out.
+    #: The live parts by size, the smallest first, without empty classes.
     sizes: tuple[SizeClass, ...] = ()
-    #: When the newest commit was made, and the operation that its header records; None: there is none.
+    #: The time of the newest commit, and the operation in its header; None if there is none.
     last_commit_ms: int | None = None
     last_operation: str | None = None
-    #: The table's times that count now.
+    #: The table's times that are in force now.
     timing: Timing = field(default_factory=Timing)
 
     @property
     def small_parts(self) -> int:
-        """Live parts that a merge would take."""
+        """The number of live parts that a merge would take."""
         return sum(p.small_parts for p in self.partitions)
 
     @property
     def small_part_ratio(self) -> float:
-        """Of the live parts, those that a merge would take: 0 to 1."""
+        """The share of live parts that a merge would take, from 0 to 1."""
         return self.small_parts / self.live_parts if self.live_parts else 0.0
 
     @property
     def no_rows_after_ms(self) -> int | None:
-        """No rows came after this time; None when none ever came.
+        """The time after which no rows arrived, or None if none ever did.
 
-        It is the very time at which rows came last, unless these were superseded and forgotten since: then it is later.
+        It is the exact time of the last rows, unless these were superseded and forgotten since. Then it is later.
         """
         return max(self.newest_rows_ms or 0, self.horizon_ms) or None
 
 
 def examine(handle: Handle, thresholds: Thresholds | None = None) -> TableHealth:
-    """The condition of a table now, with recommendations. See `Table.health`.
+    """Return the health of a table now, with recommendations. See `Table.health`.
 
-    One LIST (for each thousand log files that are stored) when nothing has changed since the last look. Raises
-    CorruptLog, SchemaConflict, UncoordinatedMaintenance, InconsistentListing and the store's errors.
+    Costs one LIST (for each thousand stored log files) if nothing has changed since the last read. Raises CorruptLog,
+    SchemaConflict, UncoordinatedMaintenance, InconsistentListing and the store's errors.
     """
     thresholds = thresholds or Thresholds()
-    # Afresh: a refresh does not list log files that were superseded a while ago, and these are counted here.
+    # `fresh`, because a refresh does not list log files that were superseded a while ago, and these are counted here.
     state, now_ms = handle.read(fresh=True), handle.clock.now_ms()
     health = health_of(handle, state, thresholds, now_ms=now_ms)
     recommended = recommend(health, thresholds)
     if any(r.due == "cleanup" for r in recommended):
-        # Only now: to look at the pins takes requests, and pins only ever keep something from being deleted.
+        # Only now, because reading the pins takes requests, and pins can only reduce what cleanup deletes.
         pins = pins_in_force(handle, cutoff_ms=now_ms - handle.timing.grace_ms)
         if pins:
             health = health_of(handle, state, thresholds, now_ms=now_ms, pins=pins)
@@ -197,16 +203,16 @@ def examine(handle: Handle, thresholds: Thresholds | None = None) -> TableHealth
 
 
 def recommend(health: TableHealth, thresholds: Thresholds) -> tuple[Recommendation, ...]:
-    """What is due, the most urgent first. Pure."""
+    """Return the maintenance that is due, the most urgent first. Pure."""
     hot = [p for p in health.partitions if p.hot]
     cold = [p for p in health.partitions if not p.hot]
-    found = (
+    candidates = (
         _merge("merge_newest", hot, "in which rows arrive", thresholds.hot_parts),
         _merge_log(health, thresholds.log_files),
         _merge("merge_oldest", cold, "in which no more rows arrive", thresholds.cold_parts),
         _cleanup(health, thresholds),
     )
-    return tuple(r for r in found if r is not None)
+    return tuple(r for r in candidates if r is not None)
 
 
 def _merge(due: Due, partitions: Iterable[PartitionHealth], which: str, threshold: int) -> Recommendation | None:
@@ -225,8 +231,8 @@ def _merge_log(health: TableHealth, threshold: int) -> Recommendation | None:
     if health.log_files < threshold // 2 or not health.small_log_files:
         return None
     reason = (
-        f"whoever opens the table reads {health.log_files:,} log files, and should have to read fewer than "
-        f"{threshold:,}; {health.small_log_files:,} of them can become one"
+        f"opening the table reads {health.log_files:,} log files and should read fewer than {threshold:,}; "
+        f"{health.small_log_files:,} of them can become one"
     )
     return Recommendation("merge_log", reason, health.small_log_files_basis)
 
@@ -238,8 +244,8 @@ def _cleanup(health: TableHealth, thresholds: Thresholds) -> Recommendation | No
     megabytes, megabytes_max = health.expired_bytes / _MEGABYTE, thresholds.expired_bytes / _MEGABYTE
     reason = (
         f"{health.expired_parts:,} parts of {megabytes:,.1f} MB and {health.expired_log_files:,} log files were "
-        f"superseded longer than the grace period ago; it should be less than {megabytes_max:,.1f} MB and fewer than "
-        f"{thresholds.expired_objects:,} objects"
+        f"superseded longer than the grace period ago; there should be less than {megabytes_max:,.1f} MB and fewer "
+        f"than {thresholds.expired_objects:,} objects"
     )
     return Recommendation("cleanup", reason, health.expired_basis)
 
@@ -250,7 +256,7 @@ def _cleanup(health: TableHealth, thresholds: Thresholds) -> Recommendation | No
 def health_of(
     handle: Handle, state: TableState, thresholds: Thresholds, *, now_ms: int, pins: Collection[Pin] = ()
 ) -> TableHealth:
-    """The figures of a state of the log that was read afresh. Without a request. What a pin needs is not expired."""
+    """Measure a state of the log that was read with `fresh`, without a request. Pinned parts are not expired."""
     live, dead = state.live, state.dead
     ahead_ms, cutoff_ms = handle.far_ahead_ms(now_ms), now_ms - handle.timing.grace_ms
     held = state.held_far_ahead(ahead_ms)
@@ -286,7 +292,7 @@ def health_of(
 
 
 def _free(live: Sequence[Marker], held: Collection[str], thresholds: Thresholds) -> Iterator[Marker]:
-    """The live parts that a merge may take."""
+    """Yield the live parts that a merge may take."""
     small = live.smaller(thresholds.part_bytes_max) if isinstance(live, MarkerView) else live
     return (m for m in small if m.bytes < thresholds.part_bytes_max and m.key not in held)
 
@@ -296,7 +302,7 @@ def _expired_parts(dead: Iterable[Marker], cutoff_ms: int, pins: Collection[Pin]
 
 
 def _expired_log_files(state: TableState, cutoff_ms: int) -> list[str]:
-    """The log files that are still stored, and were superseded by `cutoff_ms`; without a tombstone, when stored."""
+    """Return existing log files that were superseded by `cutoff_ms`. Without a tombstone, their stored time counts."""
     superseded = {k: state.listed_ms[k] for k in state.ignored if k in state.listed_ms}
     superseded |= {k: t for k, t in state.log_tombstones.items() if k in state.listed_ms}
     return [k for k, t in superseded.items() if t <= cutoff_ms]
@@ -305,7 +311,7 @@ def _expired_log_files(state: TableState, cutoff_ms: int) -> list[str]:
 def _partitions(
     handle: Handle, state: TableState, free: Iterable[Marker], thresholds: Thresholds, *, now_ms: int
 ) -> tuple[tuple[PartitionHealth, ...], tuple[SizeClass, ...]]:
-    """Each partition with live parts, by path, and their sizes. `free`: the live parts that a merge may take."""
+    """Return each partition with live parts, by path, and the sizes. `free`: the live parts that a merge may take."""
     sizes: dict[str, list[int]] = {}
     came: dict[str, int] = {}
     for path, size, created_ms, is_dead, moved in _of_parts(handle, state):
@@ -315,7 +321,7 @@ def _partitions(
             came[path] = max(created_ms, came.get(path, 0))
     hot = {path for path, came_ms in came.items() if came_ms > now_ms - thresholds.hot_ms}
     small = _small_parts(map(handle.part, free), thresholds)
-    # Of the others nothing is due, whatever a merge would take.
+    # In the other partitions no merge is due.
     crowded = {path for path, parts in small.items() if len(parts) >= _crowd(thresholds)}
     tiers = dict.fromkeys(hot, TieredMerge(thresholds.hot_ms, thresholds.hot_parts).hot_tier)
     paying = _small_parts((p for path in crowded for p in small[path]), thresholds, tiers)
@@ -337,14 +343,14 @@ def _partitions(
 
 
 def _sizes(live: Iterable[Iterable[int]], small: Iterable[Iterable[Part]]) -> tuple[SizeClass, ...]:
-    """Live parts by size, from their bytes and those parts of them that a merge would take."""
+    """Count the live parts by size, and those of them that a merge would take."""
     all_parts = Counter(size.bit_length() for sizes in live for size in sizes)
     to_merge = Counter(part.bytes.bit_length() for parts in small for part in parts)
     return tuple(SizeClass(1 << n >> 1, parts, to_merge[n]) for n, parts in sorted(all_parts.items()))
 
 
 def _of_parts(handle: Handle, state: TableState) -> Iterator[tuple[str, int, int, bool, bool]]:
-    """Each part's partition, bytes, when it was created, and whether it is dead and was moved."""
+    """Yield each part's partition, bytes, creation time, and whether it is dead, and moved by a merge."""
     if state.columns is None:
         prefix = handle.keys.data_prefix
         for m in state.parts.values():
@@ -358,14 +364,14 @@ def _of_parts(handle: Handle, state: TableState) -> Iterator[tuple[str, int, int
 
 
 def _crowd(thresholds: Thresholds) -> int:
-    """With fewer small parts, a merge is due in no partition."""
+    """Return the number of small parts below which no merge is due in a partition."""
     return min(thresholds.hot_parts, thresholds.cold_parts) // 2
 
 
 def _small_parts(
     parts: Iterable[Part], thresholds: Thresholds, tiers: Mapping[str, int] | None = None
 ) -> dict[str, list[Part]]:
-    """By partition, what a merge without a budget would take."""
+    """Return the parts that a merge without a budget would take, by partition."""
     plan = plan_merge(
         parts,
         part_bytes_max=thresholds.part_bytes_max,
@@ -388,5 +394,5 @@ def _newest_rows_ms(state: TableState) -> int | None:
 
 
 def _digest(keys: Iterable[str]) -> str:
-    """The same for the same keys, in whatever order."""
+    """Return a digest of a set of keys, independent of their order."""
     return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]

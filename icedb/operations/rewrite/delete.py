@@ -1,8 +1,8 @@
-"""Delete rows, over all partitions: find the parts that hold any, write them again without, commit once.
+"""Deletions of rows in all partitions: find the parts with matching rows, rewrite them without these, commit once.
 
-Finding opens only what can match: partitions are ruled out by their paths, row groups by Parquet's statistics, and
-of the rest only the predicate's columns are read. A part without a match is not touched, one without anything
-else is only tombstoned. A part that another commit replaced meanwhile keeps its rows: a second pass finds them.
+The search only opens parts that can match. Paths exclude partitions, and Parquet statistics exclude row groups. Of the
+rest only the predicate's columns are read. A part without a matching row is not touched. A part with only matching rows
+is tombstoned without a rewrite. A part that another commit replaced meanwhile keeps its rows until a second pass.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from icedb.util.progress import progress
 from icedb.util.temporary_files import make_folder, remove_folder
 from icedb.writer.part_writer import discard
 
-__all__ = ["DeleteReport", "Finder", "Finding", "Found", "delete", "find_rows"]
+__all__ = ["DeleteReport", "Finder", "SearchTask", "MatchingRows", "delete", "find_rows"]
 
 logger = logging.getLogger(__name__)
 
-# So many paths make one statement: enough to keep many requests under way, few enough that an engine has some to share
-# out.
+# The number of paths in one statement: enough for many concurrent requests, and few enough that an engine can
+# distribute the statements.
 PARTS_PER_QUERY = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where a predicate is true: part key -> how many rows. `predicate` is checked, for rewriters."""
+class MatchingRows:
+    """The number of rows of each part, by key, for which a predicate is true. `predicate` is checked, for rewriters."""
 
     predicate: str
     rows: Mapping[str, int]
 
 
-#: Looks for the rows of some parts, of a table with this schema, for which a predicate is true.
-Finder = Callable[[Handle, Sequence[Part], str, Mapping[str, str]], Found]
+#: Searches parts of a table with this schema for rows for which a predicate is true.
+Finder = Callable[[Handle, Sequence[Part], str, Mapping[str, str]], MatchingRows]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """What a deletion did, or would do. Parts that were replaced or removed had `bytes` together."""
+    """The result of a deletion or of its dry run. `bytes` is the size of all rewritten and removed parts."""
 
     #: Rows for which the predicate was true, and those of them that this commit removed.
     matching_rows: int
     deleted_rows: int
-    #: Parts that were written again without their matching rows, and those that held nothing else.
+    #: Parts that were rewritten without their matching rows, and parts that had only matching rows.
     rewritten_parts: int
     removed_parts: int
-    #: Parts that another commit replaced meanwhile: their matching rows are still there, in other parts.
+    #: Parts that another commit replaced meanwhile. Their matching rows still exist, in other parts.
     dropped_parts: int
     bytes: int
     commit: Commit
@@ -69,10 +69,10 @@ class DeleteReport:
 
     @property
     def second_pass_needed(self) -> bool:
-        """Whether rows may be left: rows that were appended or merged meanwhile survive a deletion.
+        """Whether matching rows may be left: rows that were appended or merged meanwhile survive a deletion.
 
-        The deletion of somebody's data is complete after a pass that finds nothing, and the old parts' objects
-        are gone after the next cleanup.
+        A deletion is complete after a pass that finds no rows. The old parts' objects are deleted by the next cleanup
+        after the grace period.
         """
         return self.matching_rows > 0
 
@@ -82,8 +82,8 @@ class DeleteReport:
 
 def find_rows(
     handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str], *, engine: Engine = LOCAL_ENGINE
-) -> Found:
-    """How many rows of each part match. Reads the predicate's columns only, of the partitions that can match.
+) -> MatchingRows:
+    """Count the matching rows of each part. Reads only the predicate's columns, of partitions that can match.
 
     Raises InvalidOption, UnknownColumn, MissingPart, SnapshotExpired, DuckDB's, the store's and the engine's errors.
     """
@@ -91,20 +91,20 @@ def find_rows(
     visible = visible_partitions(schema, types)
     predicate = check_predicate(where, schema, visible, table=handle.table)
     pathless = [p for p in parts if not visible.keys() <= p.values.keys()]  # of a v3 program, or from before an alter
-    told = _in_partitions(handle, [p for p in parts if visible.keys() <= p.values.keys()], predicate, visible)
+    possible = _in_partitions(handle, [p for p in parts if visible.keys() <= p.values.keys()], predicate, visible)
     counts: dict[str, int] = {}
-    if predicate.is_of_partitions and all(p.rows is not None for p in told):
-        counts |= {p.key: p.rows for p in told if p.rows}
-        told = []
-    parts = told + pathless
+    if predicate.is_of_partitions and all(p.rows is not None for p in possible):
+        counts |= {p.key: p.rows for p in possible if p.rows}
+        possible = []
+    parts = possible + pathless
     batches = [tuple(parts[first : first + PARTS_PER_QUERY]) for first in range(0, len(parts), PARTS_PER_QUERY)]
-    for found in engine.run(handle, Finding(predicate.sql, dict(schema), types), batches):
-        counts |= found
-    return Found(predicate.sql, counts)
+    for batch_counts in engine.run(handle, SearchTask(predicate.sql, dict(schema), types), batches):
+        counts |= batch_counts
+    return MatchingRows(predicate.sql, counts)
 
 
 def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, types: Mapping[str, str]) -> list[Part]:
-    """The parts of partitions for which no condition of the predicate is false or null."""
+    """Return the parts of partitions for which no condition of the predicate is false or null."""
     paths = {p.partition for p in parts}
     for condition in predicate.of_partitions:
         paths &= set(matching(sorted(paths), condition, types, table=handle.table))
@@ -112,10 +112,10 @@ def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding(DistributedTask[tuple[Part, ...], dict[str, int]]):
-    """Counts the rows for which a checked predicate is true: part key -> rows, for each part that has any.
+class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
+    """Counts the rows for which a checked predicate is true, by part key, for parts with such rows.
 
-    `types` are those of the partition columns.
+    `types` are the types of the partition columns.
     """
 
     predicate: str
@@ -155,10 +155,10 @@ class Finding(DistributedTask[tuple[Part, ...], dict[str, int]]):
     def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
         keys = dict(zip(handle.readable_paths(parts), (p.key for p in parts), strict=True))
         rows = relation(handle, parts, self.schema, self.types, with_file=True)
-        found = con.execute(
+        counts = con.execute(
             f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{self.predicate}\n) GROUP BY ALL"
         ).fetchall()
-        return {keys[path]: count for path, count in found}
+        return {keys[path]: count for path, count in counts}
 
 
 # ------------------------------------------------------------------------------------------ deleting
@@ -205,8 +205,8 @@ def delete(
     )
 
 
-def _dry_run_report(handle: Handle, rewrites: Sequence[Rewrite], found: Found, *, dry_run: bool) -> DeleteReport:
-    """What would go. A part of unknown length counts as one of which something stays."""
+def _dry_run_report(handle: Handle, rewrites: Sequence[Rewrite], found: MatchingRows, *, dry_run: bool) -> DeleteReport:
+    """Report the rows to delete. A part with an unknown row count counts as one to rewrite."""
     removed = sum(r.rows == found.rows[p.key] for r in rewrites for p in r.inputs)
     return DeleteReport(
         matching_rows=sum(found.rows.values()),
@@ -220,8 +220,8 @@ def _dry_run_report(handle: Handle, rewrites: Sequence[Rewrite], found: Found, *
     )
 
 
-def _check_counts(handle: Handle, written: Mapping[Rewrite, Sequence[Marker]], found: Found) -> None:
-    """Paired assertion: exactly the rows that were found are missing from the new parts."""
+def _check_counts(handle: Handle, written: Mapping[Rewrite, Sequence[Marker]], found: MatchingRows) -> None:
+    """Check that exactly the rows that were found are missing from the new parts."""
     for rewrite, markers in written.items():
         matched = sum(found.rows[p.key] for p in rewrite.inputs)
         kept = sum(m.rows or 0 for m in markers)
@@ -229,5 +229,5 @@ def _check_counts(handle: Handle, written: Mapping[Rewrite, Sequence[Marker]], f
             discard(handle.store, [m.key for ms in written.values() for m in ms])
             raise InvariantViolated(
                 f"{handle.table}: of the {rewrite.rows} rows of '{rewrite.inputs[0].key}' {matched} match and {kept} "
-                "would stay. Nothing was published."
+                "would stay. Nothing was published. Please report this error."
             )

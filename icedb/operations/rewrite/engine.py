@@ -1,8 +1,8 @@
-"""Work that may be done elsewhere: the independent pieces of an operation, and the engine that does them.
+"""Distributed work: the independent pieces of an operation, and the engines that do them.
 
-An operation plans, hands its pieces to an engine, checks what they report, and commits. Only the pieces may run in
-other processes, so a commit is one, wherever its parts were written. The engine of every day is this process; another
-one is `icedb.spark.SparkEngine`.
+An operation plans, passes its pieces to an engine, checks their results, and commits. Only the pieces may run in other
+processes, so there is one commit, wherever its parts were written. The default engine is this process. Another one is
+`icedb.spark.SparkEngine`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """What work may use in one process. None: what suits a process that has the machine to itself.
+    """The resources that work may use in one process. None suits a process that has the machine to itself.
 
-    `memory_bytes` is for all items together; what does not fit is spilled to a new folder below `folder`.
+    `memory_bytes` is for all items together. Data beyond it is spilled to a new folder below `folder`.
     """
 
     memory_bytes: int | None = None
@@ -36,56 +36,55 @@ class ResourceLimits:
 
 
 class DistributedTask(ABC, Generic[Item, Result]):
-    """What is to be done with each of some items, in any order and any process.
+    """A piece of work for each of some items, in any order and any process.
 
-    A frozen dataclass; it, its items and its results are pickled on their way. Done twice, an item gives two results
-    that are as good as each other, and nothing of either is visible.
+    Subclasses are frozen dataclasses. They, their items and their results are pickled. An item that is done twice gives
+    two equivalent results, and neither is visible before the commit.
     """
 
-    #: What it does, as log lines and messages say it: "rewriting parts".
+    #: The name of the work in log lines and messages, such as "rewriting parts".
     name: ClassVar[str]
-    #: How many items are worth a process's while; more of them wait for the store together.
+    #: The number of items that justify a process. More of them wait for the store together.
     items_per_task: ClassVar[int] = 1
 
     @abstractmethod
     def do(self, handle: Handle, items: Sequence[Item], means: ResourceLimits) -> list[Result]:
-        """The results, in the order of the items. When it fails, the parts that it has put are deleted again."""
+        """Return the results, in the order of the items. On failure, delete the parts that were put."""
 
     def bytes_of(self, item: Item) -> int:
-        """How much there is to do for an item, in comparison with others."""
+        """Return the relative size of an item."""
         return 1
 
     def reads(self) -> tuple[Location, ...]:
-        """Where it reads beside the table."""
+        """Return the locations that it reads besides the table."""
         return ()
 
     def partition_of(self, item: Item) -> str | None:
-        """The partition to which a part is put that is of no use when anything fails; None: no such part is put."""
+        """Return the partition of the part that is put for an item and useless after a failure, or None without one."""
         return None
 
     def part_of(self, result: Result) -> Marker | None:
-        """The part that was put for an item with a `partition_of`; None when that left no row.
+        """Return the part that was put for an item with a `partition_of`, or None if no row was left.
 
-        All other parts that an engine finds of this work are deleted, so what has a `partition_of` must say.
+        An engine deletes all other parts of this work, so every class with a `partition_of` must implement this.
         """
-        raise NotImplementedError(f"{type(self).__name__} has a partition_of, and does not say which parts it has put")
+        raise NotImplementedError(f"{type(self).__name__} has a partition_of and must implement part_of")
 
 
 class Engine(Protocol):
-    """Does the pieces of an operation, all or none."""
+    """Does all pieces of an operation, or fails."""
 
     def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
-        """The results, in the order of the items. Raises what `work.do` raises, and errors of the engine.
+        """Return the results, in the order of the items. Raises the errors of `work.do` and of the engine.
 
-        When it fails, what is known of the parts that were put is deleted; what a process leaves that was killed is an
-        orphan.
+        On failure, known parts that were put are deleted. Parts of a killed process stay as orphans.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """Everything here and now."""
+    """Does all work in this process."""
 
     means: ResourceLimits = field(default_factory=ResourceLimits)
 

@@ -1,10 +1,9 @@
-"""Merge small parts into larger ones, partition by partition, and commit once.
+"""Merges (compaction) of small parts into larger ones, partition by partition, in one commit.
 
-Planning is pure: inputs are live parts smaller than `part_bytes_max`; a group closes when it passes that size,
-so an output stays below twice it, and a part alone is never rewritten. The rows of a group are read, sorted and
-written again by DuckDB; if the table has a merge query, its answer is written instead. When other commits landed
-meanwhile, the groups whose inputs are all still live are committed without rewriting a byte; the others are dropped,
-and the next merge finds what they left.
+Planning is pure. Inputs are live parts smaller than `part_bytes_max`. A group closes when it passes that size, so an
+output stays below twice it, and a single part is never rewritten. DuckDB reads, sorts and writes the rows of a group.
+If the table has a merge query, its result is written instead. If other commits landed meanwhile, the groups whose
+inputs are all still live are committed without rewriting a byte. The others are dropped for the next merge.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ Order = Literal["newest", "oldest"]
 
 # Large enough that a scan is bound by bandwidth, small enough to be rewritten in a second.
 PART_BYTES_MAX = 128 * 1024 * 1024
-# By how much the limits of tiers differ where no more rows arrive.
+# The factor between the limits of tiers in partitions where no more rows arrive.
 COLD_TIER = 2
-# Parts below this are always merged with one another: it costs no more than the requests.
+# Parts below this size are always merged with one another: that costs little more than the requests.
 TINY_BYTES = 64 * 1024
-# One call's share: a merge holds the table's lock, and what remains is for the next call.
+# The budget of one call: a merge holds the table's lock, and the next call takes the rest.
 INPUT_PARTS_MAX = 10_000
 INPUT_BYTES_MAX = 16 * 1024 * 1024 * 1024
 
@@ -47,12 +46,15 @@ INPUT_BYTES_MAX = 16 * 1024 * 1024 * 1024
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class TieredMerge:
-    """How to merge without writing the same rows too often: parts only with others of about their size.
+    """Options for frequent merges that rewrite few bytes: a part is merged only with parts of about its size.
 
-    A tier is the parts between two limits. The greatest limit is a full part, the next a certain fraction of it, and so
-    on; what is merged leaves its tier. A partition is hot for `hot_ms` after its last rows: it may gather some
-    `hot_parts` small parts, and each row is written once for each of few tiers. In others a tier ends at half of the
-    one before: few parts are left, and a part is not written again for a few late rows.
+    A tier is the parts between two limits. The largest limit is a full part, the next a fixed fraction of it, and so
+    on. A merged part leaves its tier. A partition is hot for `hot_ms` after its last rows. It may collect about
+    `hot_parts` small parts, and each row is written once per tier, of which there are few. In cold partitions each
+    limit is half of the one before. So few parts are left, and a part is not rewritten for a few late rows.
+
+    Example:
+        >>> table.merge(order="newest", tiers=icedb.TieredMerge(hot_parts=32))
     """
 
     hot_ms: int = 3_600_000
@@ -60,13 +62,13 @@ class TieredMerge:
 
     @property
     def hot_tier(self) -> int:
-        """By how much the limits of a hot partition differ: what is in three or four tiers makes `hot_parts`."""
+        """The factor between the limits of a hot partition. The parts of three or four tiers are about `hot_parts`."""
         return max(2, self.hot_parts // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What one call merges, and how many groups did not fit into its budget."""
+    """The groups of parts that one call merges, and the number of groups beyond its budget."""
 
     groups: tuple[Rewrite, ...]
     remaining: int
@@ -74,9 +76,9 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did, or would do. `dropped_groups` lost an input to another commit meanwhile.
+    """The result of a merge or of its dry run. `dropped_groups` lost an input to another commit meanwhile.
 
-    `rows` are those of the new parts. A dry run has not asked a merge query: it has those of the parts to be merged.
+    `rows` counts the rows of the new parts. A dry run does not run a merge query, so it counts the rows of the inputs.
     """
 
     commit: Commit
@@ -98,10 +100,9 @@ def plan_merge(
     input_bytes_max: int = INPUT_BYTES_MAX,
     tiers: Mapping[str, int] | None = None,
 ) -> MergePlan:
-    """Which live parts to merge. Pure. `order` says whose groups come first when the budget does not reach.
+    """Plan which live parts to merge. Pure. `order` sets which groups come first if the budget does not allow all.
 
-    `tiers`: by how much the tiers of these partitions differ, by path; of others, by `COLD_TIER`. None: no tiers,
-    whatever is small is merged.
+    `tiers` has the factor between tiers by partition path, and `COLD_TIER` is the default. None merges all small parts.
     """
     small = sorted((p for p in parts if p.bytes < part_bytes_max), key=lambda p: (p.partition, p.created_ms, p.key))
     groups = [
@@ -127,13 +128,13 @@ def plan_merge(
 
 
 def _groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int, tier: int | None) -> list[list[Part]]:
-    """The small parts of a partition, as those that become one part each."""
+    """Group the small parts of a partition. Each group becomes one part."""
     *closed, rest = _closed_groups(parts, part_bytes_max, parts_max)
     return [g for g in (*closed, rest if tier is None else _tier_of(rest, part_bytes_max, tier)) if len(g) > 1]
 
 
 def _closed_groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int) -> list[list[Part]]:
-    """The last one is what is left, and may be empty."""
+    """Group parts up to a size and a number. The last group has the rest, and may be empty."""
     groups: list[list[Part]] = [[]]
     size = 0
     for part in parts:
@@ -146,10 +147,11 @@ def _closed_groups(parts: Iterable[Part], part_bytes_max: int, parts_max: int) -
 
 
 def _tier_of(parts: Sequence[Part], part_bytes_max: int, tier: int) -> list[Part]:
-    """Of parts that are no full part together, all below the largest limit that these reach together; else tiny ones.
+    """Return the parts below the largest limit that these parts reach together, or else the tiny ones.
 
-    The limits are a full part divided by `tier`, again and again. What is merged lands beyond its limit, so each row is
-    written once for each limit above its first part. Between two limits stay fewer parts than `tier`.
+    All parts together are smaller than a full part. The limits are a full part divided by `tier`, again and again. A
+    merged part is above its limit, so each row is written once for each limit above its first part. Fewer parts than
+    `tier` stay between two limits.
     """
     limit = part_bytes_max / tier
     while limit > TINY_BYTES:
@@ -173,10 +175,10 @@ def merge(
 ) -> MergeReport:
     """Merge small parts of all partitions, up to the budget, in one exclusive commit. A dry run only plans.
 
-    `tiers`: merge no more than pays, for who merges often. None: merge all that is small.
+    With `tiers`, merge only parts of a similar size, for frequent merges. None merges all small parts.
 
-    Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown and the store's errors; with a merge query
-    also InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for an answer that cannot be stored.
+    Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown and the store's errors. With a merge query it
+    also raises InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for a result that cannot be stored.
     """
     _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
     if not dry_run:
@@ -209,7 +211,7 @@ def _dry_run_report(handle: Handle, plan: MergePlan) -> MergeReport:
 def carry_out(
     handle: Handle, state: TableState, plan: MergePlan, *, rewriter: Rewriter = rewrite_parts, lenient: bool = False
 ) -> MergeReport:
-    """Do what a plan for this state says, in one exclusive commit. `lenient`: see `RewriteQuery`. Raises as `merge`."""
+    """Carry out a plan for this state in one exclusive commit. `lenient`: see `RewriteQuery`. Raises as `merge`."""
     if not plan.groups:
         return MergeReport(nothing_to_commit(handle), 0, 0, 0, 0, 0, plan.remaining, dry_run=False)
     logger.info(
@@ -245,18 +247,18 @@ def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_
     if min(part_bytes_max, input_parts_max, input_bytes_max) < 1:
         raise InvalidOption(
             f"{handle.table}: part_bytes_max ({part_bytes_max}), input_parts_max ({input_parts_max}) and "
-            f"input_bytes_max ({input_bytes_max}) must be over 0."
+            f"input_bytes_max ({input_bytes_max}) must be over 0. Give larger values."
         )
 
 
 def mergeable(handle: Handle, state: TableState) -> list[Part]:
-    """The live parts, but for those that a log file from a clock far ahead names: no commit of ours can replace it."""
+    """Return the live parts, without those in a log file of a clock far ahead, which no commit of ours can replace."""
     held = state.held_far_ahead(handle.far_ahead_ms(handle.clock.now_ms()))
     return [handle.part(m) for m in state.live if m.key not in held]
 
 
 def _tiers_of_hot(handle: Handle, state: TableState, tiers: TieredMerge) -> dict[str, int]:
-    """By path, for the partitions in which rows arrived lately, as far as the log remembers."""
+    """Return the tier factor of the partitions in which rows arrived lately, as far as the log records it."""
     since_ms = handle.clock.now_ms() - tiers.hot_ms
     came = (m for m in state.parts.values() if not m.moved and m.created_ms > since_ms)
     return dict.fromkeys(map(handle.partition, came), tiers.hot_tier)

@@ -1,8 +1,8 @@
-"""Merge for a limited time: merges one after the other, each as large as the time that is left allows.
+"""Merges for a limited time: one after the other, each as large as the remaining time allows.
 
-A merge cannot be stopped half way, so each is given a share: small at first, then what the one before it would have
-done in half of the time that is left. Each is a commit of its own; what is left is for the next call. One group of
-parts is never divided: a call may last as long as the last group takes beyond its time, a second or two for parts of
+A merge cannot be stopped half way, so each one has a budget. The first is small. The next has the budget that the one
+before would have done in half of the remaining time. Each merge is a commit of its own, and the next call takes the
+rest. A group of parts is never divided, so a call may exceed its time by the last group: a second or two for parts of
 the usual size.
 """
 
@@ -34,11 +34,11 @@ __all__ = [
     "next_share",
 ]
 
-# Small parts that a slow store gives in some ten seconds; two requests each, several at a time.
+# The number of small parts that a slow store returns in about ten seconds, with two requests each, several at a time.
 PARTS_FIRST = 2_000
-# Fewer would make groups so small that what they give is soon merged again.
+# With fewer parts, groups would be so small that their outputs are soon merged again.
 PARTS_MIN = 500
-# What was measured on a few parts says little of many.
+# A measurement of a few parts predicts little about many.
 GROWTH_MAX = 4
 
 
@@ -68,7 +68,7 @@ class MergeableTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one merge may take in, as long as it is more than one group."""
+    """The input budget of one merge, which always takes at least one group."""
 
     parts: int
     bytes: int
@@ -76,7 +76,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class PacedReport:
-    """What the merges of one call did together, each with a commit. `remaining` groups did not fit into the time."""
+    """The sums of all merges of one call, each with a commit. `remaining` groups did not fit into the time."""
 
     commits: tuple[str, ...]
     merged_parts: int
@@ -96,9 +96,9 @@ def merge_for(
     tiers: TieredMerge | None = None,
     engine: Engine | None = None,
 ) -> PacedReport:
-    """Merge until nothing is left to merge (with `tiers`: what pays), or until the time is up.
+    """Merge until nothing is left to merge (with `tiers`, nothing in them), or until the time is over.
 
-    Raises as `Table.merge`; what is done stays so.
+    Raises the errors of `Table.merge`. Merges that were committed before stay.
     """
     if seconds_max <= 0:
         raise InvalidOption(f"{table.uri}: seconds_max is {seconds_max}; give more than 0.")
@@ -131,17 +131,17 @@ def merge_for(
 
 
 def first_share(part_bytes_max: int) -> Share:
-    """Enough to tell how fast it goes: two groups of large parts, or many small ones."""
+    """Return a first budget that is enough to measure the speed: two groups of large parts, or many small ones."""
     return Share(PARTS_FIRST, 2 * part_bytes_max)
 
 
 def next_share(share: Share, report: MergeReport, *, spent_ms: int, left_ms: int) -> Share | None:
-    """What the next merge may take in, after one that took so long. Pure. None: nothing is left, or not time enough."""
+    """Return the budget of the next merge, or None if nothing is left or the time does not suffice. Pure."""
     groups = max(1, report.new_parts + report.dropped_groups)
     if not report.remaining or left_ms <= 0 or left_ms < spent_ms / groups:
         return None
     scale = min(GROWTH_MAX, left_ms / 2 / max(1, spent_ms))
-    # Groups that were dropped took their time, too: an estimate that leaves them out is on the safe side.
+    # Dropped groups took time too, so an estimate without them is on the safe side.
     parts = int((report.merged_parts or share.parts) * scale)
     n_bytes = int((report.merged_bytes or share.bytes) * scale)
     return Share(min(max(parts, PARTS_MIN), INPUT_PARTS_MAX), min(max(n_bytes, 1), INPUT_BYTES_MAX))

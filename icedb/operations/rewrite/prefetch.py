@@ -1,7 +1,7 @@
-"""Copies of parts on the disk here, for work that reads the whole of many small ones.
+"""Local copies of parts, for work that reads many small parts as a whole.
 
-A rewrite needs all bytes of its parts. DuckDB would ask a store several times for each of them, and for few of them at
-once; so they are fetched, one request each, many at a time, and before their turn.
+A rewrite needs all bytes of its parts. DuckDB would send several requests for each part, and read few parts at a time.
+So parts are fetched ahead of their turn, with one request each, many at a time.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from icedb.transaction.table_handle import Handle, Part
 
 __all__ = ["Fetched", "concurrent_fetches", "fetch_parts"]
 
-# Of a larger part in S3 DuckDB reads many ranges at once, and it would take much of the disk.
+# DuckDB reads many ranges of a larger part in S3 at once, and its copy would need much disk space.
 PART_BYTES_MAX = 256 * 1024 * 1024
 # The longest name that a file can have, in bytes of UTF-8.
 _NAME_BYTES_MAX = 255
 CONCURRENT_FETCHES_MAX = 32
-# Of the memory that the work has, the part that pieces on their way may take.
+# The share of the work's memory for data in transfer, as a divisor.
 _MEMORY_SHARE = 4
 
 
 def concurrent_fetches(memory_bytes: int) -> int:
-    """How many parts may be on their way at a time, of which each takes `FETCH_BYTES` of memory at most."""
+    """Return how many parts may be fetched at a time. Each takes at most `FETCH_BYTES` of memory."""
     return max(1, min(CONCURRENT_FETCHES_MAX, memory_bytes // _MEMORY_SHARE // FETCH_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Parts, some of which are on their way to a folder."""
+    """Parts, some of which are being fetched to a folder."""
 
     folder: Path
     parts: Sequence[Part | Future[Part]]
 
     @contextmanager
     def here(self) -> Iterator[tuple[Part, ...]]:
-        """The parts, once all are there: DuckDB opens what their `path` says. Their copies are gone after the block.
+        """Wait for the parts and yield them, with the `path` of their local copies. Delete the copies after the block.
 
         Raises ObjectNotFound and the store's errors.
         """
@@ -53,9 +53,9 @@ class Fetched:
 
 
 def fetch_parts(handle: Handle, parts: Sequence[Part], folder: Path, pool: Executor) -> Fetched:
-    """Begin to copy parts into a folder of their own, which need not be there. Files stay where they are.
+    """Begin to copy parts into a folder of their own, which need not exist yet. Local files are not copied.
 
-    So do the few that DuckDB reads as well by itself, or whose names no file can have.
+    Parts that DuckDB reads equally fast, or whose names no file can have, are not copied either.
     """
     return Fetched(folder, [pool.submit(_fetch, handle, p, folder) if _is_to_fetch(handle, p) else p for p in parts])
 
@@ -69,7 +69,7 @@ def _is_to_fetch(handle: Handle, part: Part) -> bool:
 
 
 def _fetch(handle: Handle, part: Part, folder: Path) -> Part:
-    path = folder / part.key  # as a whole: the path tells the partition
+    path = folder / part.key  # the whole key, because the path contains the partition
     path.parent.mkdir(parents=True, exist_ok=True)
     fetch(handle.store, part.key, path)
     return replace(part, path=str(path))

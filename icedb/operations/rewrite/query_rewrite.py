@@ -1,8 +1,8 @@
-"""The answer of somebody's query over stored rows, as the one file that takes their place: for merges and rewrites.
+"""Results of user queries over stored rows, written as one file that replaces these: for merges and rewrites.
 
-SQL of ours reads the parts and streams their rows into a sandbox; only there does the query run, over a table that it
-may mention as often as it likes. What it gives is stored as what the table has: cast to the table's types, and refused
-where that would change a value or move a row to another partition. All of it happens before anything is put.
+Our own SQL reads the parts and streams their rows into a sandbox. The user's query runs only there, over a table that
+it may reference several times. Its result is cast to the table's types. It is rejected if that changes a value, or if a
+row would move to another partition. All checks happen before anything is put.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _VALUE = f"{RESERVED}p"
 
 @dataclass(frozen=True, slots=True)
 class RewriteQuery:
-    """A checked query over the rows of some parts; `what` is its name in messages.
+    """A checked query over the rows of some parts. `what` is its name in messages.
 
-    `new_columns`: its answer may bring columns that the table does not have. `lenient`: when it drops a column by which
-    the table is partitioned or sorted, there is a warning instead of an error, as IceDB v3 programs expect.
+    With `new_columns`, its result may have columns that the table lacks. With `lenient`, dropping a column by which the
+    table is partitioned or sorted is a warning instead of an error, as IceDB v3 programs expect.
     """
 
     query: UserQuery
@@ -49,14 +49,14 @@ class RewriteQuery:
 
 @dataclass(frozen=True, slots=True)
 class QueryOutput:
-    """What was written: columns with their DuckDB types, and the file. Of an empty answer there is none."""
+    """The columns of a result with their DuckDB types, and its file, which is None for an empty result."""
 
     columns: Mapping[str, str]
     file: WrittenFile | None
 
 
 def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool = False) -> RewriteQuery | None:
-    """What a merge of the table asks its rows, if anything. Raises InvalidQuery; InvalidBatch as `merge_sql`."""
+    """Return the query that merges of the table run, if any. Raises InvalidQuery, and InvalidBatch as `merge_sql`."""
     spec = handle.spec
     if spec.merge_query:
         query = check_query(spec.merge_query, relation=MERGED, table=handle.table, what="merge_query", v3=lenient)
@@ -77,11 +77,11 @@ def write_query_output(
     reader: duckdb.DuckDBPyConnection,
     sandbox: duckdb.DuckDBPyConnection,
 ) -> QueryOutput:
-    """Write the answer of a query over the rows of `inputs`, parts of one partition, to the file `path`.
+    """Write the result of a query over the rows of `inputs`, parts of one partition, to the file `path`.
 
-    `reader` reads the parts; `sandbox`, where `path` is too, can do nothing else. Both are left as they are. Raises
-    InvalidQuery, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType, InvariantViolated, and
-    DuckDB's errors when parts cannot be read or memory ends.
+    `reader` reads the parts. `sandbox` runs the query, and can only access the folder of `path`. Both are left
+    unchanged. Raises InvalidQuery, InvalidBatch for rows of other partitions, SchemaConflict, UnsupportedType,
+    InvariantViolated, and DuckDB's errors if parts cannot be read or memory is exhausted.
     """
     types = visible_partitions(schema, partition_types(handle.expressions, schema, table=handle.table))
     with sandbox.cursor() as con:
@@ -108,11 +108,11 @@ def _load(
     reader: duckdb.DuckDBPyConnection,
     con: duckdb.DuckDBPyConnection,
 ) -> None:
-    """Make the parts' rows a table of the sandbox, with the table's columns and types, and the partition's."""
-    # Cast on both sides: parts may have other types, and Arrow does not tell all of DuckDB's.
+    """Load the parts' rows into a table of the sandbox, with the table's columns and types and the partition's."""
+    # Cast on both sides: parts may have other types, and Arrow cannot express all of DuckDB's types.
     select = ", ".join(f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in {**schema, **types}.items())
     with reader.cursor() as parts:
-        parts.execute("SET arrow_lossless_conversion = true")  # a UUID stays one on its way
+        parts.execute("SET arrow_lossless_conversion = true")  # keeps UUIDs
         rows = relation(handle, inputs, schema, partition_types(handle.expressions, schema, table=handle.table))
         con.register(_STREAM, parts.execute(f"SELECT {select} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH))
         name = quote_name(asked.query.relation)
@@ -128,7 +128,7 @@ def _load(
 
 @dataclass(slots=True)
 class _Work:
-    """One answer, in a sandbox that has the query's relation."""
+    """The evaluation of one query, in a sandbox that has the query's relation."""
 
     handle: Handle
     asked: RewriteQuery
@@ -138,9 +138,9 @@ class _Work:
     con: duckdb.DuckDBPyConnection
 
     def refused(self, why: str) -> InvalidQuery:
-        shown = self.asked.query.sql[:200]
+        sql = self.asked.query.sql[:200]
         return InvalidQuery(
-            f"{self.handle.table}: {self.asked.what} {shown!r}, asked of the rows of '{self.partition}', {why}. "
+            f"{self.handle.table}: {self.asked.what} {sql!r}, run over the rows of '{self.partition}', {why}. "
             "Nothing was changed."
         )
 
@@ -164,7 +164,7 @@ class _Work:
         return QueryOutput(columns, file)
 
     def _ask(self) -> dict[str, str]:
-        """Ask once, for a query may give something else each time. Column of the answer -> the table's name of it."""
+        """Run the query once, because each run may return other rows. Return the table's name of each result column."""
         sql, spec = self.asked.query.sql, self.handle.spec
         names = [str(name) for name, *_ in self.con.execute(f"DESCRIBE {sql}").fetchall()]
         needed = {c.casefold() for c in (*spec.sort_by, *spec.required)}
@@ -185,27 +185,27 @@ class _Work:
         in_path = {n.casefold() for n in self.types}
         stored = {n: spelled.get(n.casefold(), n) for n in names if n.casefold() not in in_path}
         if not stored:
-            raise self.refused(f"gives no column to store: {names}. Select the columns that the rows shall have")
+            raise self.refused(f"gives no column to store: {names}. Select the columns to store")
         select = ", ".join(map(quote_name, stored))
         self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS SELECT {select} FROM (\n{sql}\n)")
         return stored
 
     def _warn(self, names: Sequence[str], needed: Sequence[str]) -> None:
-        given = {n.casefold() for n in names}
-        if self.asked.lenient and (dropped := [c for c in needed if c.casefold() not in given]):
+        folded = {n.casefold() for n in names}
+        if self.asked.lenient and (dropped := [c for c in needed if c.casefold() not in folded]):
             warnings.warn(
                 f"{self.handle.table}: {self.asked.what} drops {dropped}, by which the table is partitioned or sorted.",
                 stacklevel=2,
             )
 
     def _fit(self, stored: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """The columns that the part gets, and SQL of its rows. No value is changed."""
-        given = describe(self.con, f"SELECT * FROM {_ANSWER}")
+        """Return the columns of the new part, and the SQL of its rows. No value is changed."""
+        sources = describe(self.con, f"SELECT * FROM {_ANSWER}")
         columns: dict[str, str] = {}
         select: list[str] = []
         conversions: list[Conversion] = []
         for name, column in stored.items():
-            source, target = given[name], self.schema.get(column)
+            source, target = sources[name], self.schema.get(column)
             columns[column] = target or storage_type(source, column=column, table=self.handle.table)
             sql = f"CAST({quote_name(name)} AS {columns[column]})"
             if target is not None and source != target:
@@ -235,8 +235,8 @@ class _Work:
         examples = ", ".join(
             f"any_value(CAST({quote_name(c.column)} AS VARCHAR)) FILTER (WHERE {c.misfit})" for c in conversions
         )
-        [found] = self.con.execute(f"SELECT {examples} FROM {_ANSWER}").fetchall()
-        for conversion, example in zip(conversions, found, strict=True):
+        [misfits] = self.con.execute(f"SELECT {examples} FROM {_ANSWER}").fetchall()
+        for conversion, example in zip(conversions, misfits, strict=True):
             if example is not None:
                 raise SchemaConflict(
                     f"{self.handle.table}: {self.asked.what} gives column '{conversion.column}' of '{self.partition}' "
@@ -253,25 +253,25 @@ class _Work:
             raise self.refused(f"gives rows in which one of {required} is null, and the table requires it")
 
     def _expressions(self) -> list[PartitionExpression]:
-        """Those whose values are in the partition's path, of whatever revision of the spec."""
+        """Return the expressions, of any revision of the spec, whose values are in the partition's path."""
         spec, names = self.handle.spec, decode_partition(self.partition)
         earlier = parse_partition_by(spec.earlier_partition_by, table=self.handle.table)
         return [e for e in (*self.handle.expressions, *earlier) if e.name in names and not e.path_only]
 
     def _check_partition(self, columns: Mapping[str, str], fitted: str, rows: int) -> None:
-        """Each row of the answer has partition values that one of the rows had which it takes the place of."""
+        """Raise InvalidBatch unless each row of the result has the partition values of an input row."""
         expressions = self._expressions()
         if not expressions:
             return
         values = ", ".join(f"(\n{e.sql}\n) AS {_VALUE}{n}" for n, e in enumerate(expressions))
         lacking = "".join(f", CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in self.schema.items() if c not in columns)
-        there = f"SELECT DISTINCT {values} FROM {quote_name(self.asked.query.relation)}"
-        given = f"SELECT {values}, count(*) AS n FROM (SELECT *{lacking} FROM ({fitted})) GROUP BY ALL"
+        before = f"SELECT DISTINCT {values} FROM {quote_name(self.asked.query.relation)}"
+        after = f"SELECT {values}, count(*) AS n FROM (SELECT *{lacking} FROM ({fitted})) GROUP BY ALL"
         same = " AND ".join(f"a.{_VALUE}{n} IS NOT DISTINCT FROM b.{_VALUE}{n}" for n in range(len(expressions)))
         texts = ", ".join(f"CAST(a.{_VALUE}{n} AS VARCHAR)" for n in range(len(expressions)))
         outside = self.con.execute(
-            f"SELECT [{texts}]::VARCHAR[], a.n FROM ({given}) AS a WHERE NOT EXISTS "
-            f"(SELECT 1 FROM ({there}) AS b WHERE {same}) ORDER BY ALL"
+            f"SELECT [{texts}]::VARCHAR[], a.n FROM ({after}) AS a WHERE NOT EXISTS "
+            f"(SELECT 1 FROM ({before}) AS b WHERE {same}) ORDER BY ALL"
         ).fetchall()
         if outside:
             names = [e.name for e in expressions]

@@ -15,13 +15,13 @@ __all__ = ["Rewritten"]
 
 
 class Rewritten:
-    """Parts that were made from others, in the place of these: merge, delete, rewrite.
+    """A replacement of parts by rewritten ones: merge, delete, rewrite.
 
-    A rewrite is kept while all its inputs are live; then it is committed as it is, whatever else landed meanwhile. One
-    that lost an input is dropped, for its output holds rows that are gone, or that live elsewhere by now.
+    A rewrite is committed unchanged while all its inputs are live, whatever else landed meanwhile. A rewrite that lost
+    an input is dropped, because its output has rows that were deleted, or that are in other parts by now.
 
-    `operation`: the name that the log records.
-    `sparing`: log files that hold much else are not replaced; a cleanup forgets the inputs later then.
+    `operation` is the name that the log records. With `sparing`, log files with many other lines are not replaced. Then
+    a cleanup forgets the inputs later.
     """
 
     reads_everything = False
@@ -35,7 +35,7 @@ class Rewritten:
         schema: Mapping[str, str] | None = None,
         sparing: bool = False,
     ) -> None:
-        #: What is still part of the plan, with the markers of the new parts; none for what a rewrite emptied.
+        #: The rewrites that are still in the plan, with the markers of their new parts; none if no row is left.
         self.kept: dict[Rewrite, Sequence[Marker]] = dict(written)
         self._schema: Mapping[str, str] = schema or {}
         self._sparing = sparing
@@ -45,16 +45,16 @@ class Rewritten:
 
     @property
     def markers(self) -> list[Marker]:
-        """The new parts that are still part of the plan."""
+        """The new parts that are still in the plan."""
         return [m for markers in self.kept.values() for m in markers]
 
     @property
     def outputs(self) -> list[str]:
-        """Their keys."""
+        """The keys of the new parts."""
         return [m.key for m in self.markers]
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises SchemaConflict when another commit gave a new column another type."""
+        """Return the log file. Raises SchemaConflict if another commit gave a new column another type."""
         for rewrite in [r for r in self.kept if not all(_is_live(state, p.key) for p in r.inputs)]:
             self.unused += [m.key for m in self.kept.pop(rewrite)]
         if not self.kept:

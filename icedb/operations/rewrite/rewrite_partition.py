@@ -1,8 +1,8 @@
-"""Rewrite a partition: its rows become the answer of a query over them, atomically.
+"""Rewrites of a partition: the result of a query replaces its rows, in one commit.
 
-For corrections, deduplication and the filling of new columns. The query sees the partition as one snapshot; what a
-plain append adds meanwhile survives beside the answer. When another commit replaces one of the parts meanwhile, the
-answer is thrown away and the query asked again, for it speaks of rows that are no longer there.
+Use it for corrections, deduplication and filling new columns. The query sees the partition as one snapshot. Rows that a
+plain append adds meanwhile survive. If another commit replaces one of the parts meanwhile, the result is discarded and
+the query runs again, because the result is based on outdated rows.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["PartitionWriter", "RewriteReport", "rewrite_partition", "write_answe
 
 logger = logging.getLogger(__name__)
 
-# Each lost attempt means that a merge or an overwrite took the partition meanwhile: the table's lock does not hold.
+# Each lost attempt means that a merge or an overwrite replaced the partition's parts: the table's lock does not hold.
 REWRITE_ATTEMPTS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """What became of a partition. `rows_before` is None when a part does not say how many it has."""
+    """The result of a rewrite or of its dry run. `rows_before` is None if the log does not have a part's row count."""
 
     partition: str
     replaced_parts: int
@@ -51,12 +51,12 @@ class RewriteReport:
 
 
 class PartitionWriter(Protocol):
-    """Writes the answer of a query over the inputs of a rewrite as parts; with `dry_run` nowhere, but says which."""
+    """Writes the result of a query over the inputs of a rewrite as parts. A dry run only returns them."""
 
     def __call__(
         self, handle: Handle, rewrite: Rewrite, query: str, schema: Mapping[str, str], /, *, dry_run: bool
     ) -> WrittenParts:
-        """Raises InvalidRequestError errors for a query that does not fit, and the store's errors."""
+        """Return the parts. Raises InvalidRequestError for a query that does not fit, and the store's errors."""
         ...
 
 
@@ -72,11 +72,10 @@ def write_answer(
     lenient: bool = False,
     engine: Engine = LOCAL_ENGINE,
 ) -> WrittenParts:
-    """Ask the query in a sandbox and put its answer as one part. A dry run does all but that.
+    """Run the query in a sandbox and put its result as one part. A dry run does all but the put.
 
-    `new_columns` and `lenient` as in `RewriteQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict,
-    UnsupportedType, MissingPart, SnapshotExpired, InvalidOption (the memory does not suffice), the store's and the
-    engine's errors.
+    `new_columns` and `lenient`: see `RewriteQuery`. Raises InvalidQuery, InvalidBatch, SchemaConflict, UnsupportedType,
+    MissingPart, SnapshotExpired, InvalidOption (too little memory), the store's and the engine's errors.
     """
     oldest_part_ms = handle.clock.now_ms()
     checked = check_query(query, relation="_rows", also=("t",), table=handle.table, what="the query", v3=lenient)
@@ -95,7 +94,7 @@ def rewrite_partition(
     engine: Engine = LOCAL_ENGINE,
     writer: PartitionWriter | None = None,
 ) -> RewriteReport:
-    """Put the answer of `query` in the place of a partition's live parts. See `Table.rewrite_partition`."""
+    """Replace a partition's live parts by the result of `query`. See `Table.rewrite_partition`."""
     writer = writer or partial(write_answer, new_columns=new_columns, engine=engine)
     if not dry_run:
         handle.check_writable()
@@ -105,7 +104,7 @@ def rewrite_partition(
         written = writer(handle, rewrite, query, state.schema, dry_run=dry_run)
         if dry_run:
             return _report(rewrite, written, nothing_to_commit(handle), dry_run=True)
-        # Of an empty answer nothing stays, new columns neither.
+        # An empty result adds nothing, and no new columns either.
         schema = written.schema if written.markers else {}
         operation = Rewritten(
             {rewrite: written.markers}, operation="rewrite", oldest_part_ms=written.oldest_part_ms, schema=schema
@@ -113,21 +112,21 @@ def rewrite_partition(
         commit = commit_exclusive(handle, operation)
         if operation.kept:
             return _report(rewrite, written, commit, dry_run=False)
-        logger.info("%s: '%s' changed, attempt %d to rewrite it is repeated", handle.table, partition, attempt + 1)
+        logger.info("%s: '%s' changed, attempt %d to rewrite it is retried", handle.table, partition, attempt + 1)
     raise CommitConflict(
         f"{handle.table}: '{partition}' was merged or replaced by others {REWRITE_ATTEMPTS_MAX} times while it was "
-        "rewritten. Nothing was published. Does the table's lock hold? Try again when fewer programs maintain it."
+        "rewritten. Nothing was published. Ensure that only one maintenance run holds the table's lock, then retry."
     )
 
 
 def _rewrite_of(handle: Handle, state: TableState, partition: str) -> Rewrite:
-    """The partition's live parts. Its path may be given as it is stored or as a person writes it (`city=New York`)."""
+    """Return a rewrite of the partition's live parts. Its path may be encoded or plain (`city=New York`)."""
     live = [handle.part(m) for m in state.live]
     path = stored_path(partition.strip("/"))
     inputs = tuple(p for p in live if stored_path(p.partition) == path)
     if inputs:
-        as_they_are = {p.partition for p in inputs}  # a program of v3 may have written another spelling, or both
-        return Rewrite(as_they_are.pop() if len(as_they_are) == 1 else path, inputs)
+        spellings = {p.partition for p in inputs}  # a program of v3 may have written another spelling, or both
+        return Rewrite(spellings.pop() if len(spellings) == 1 else path, inputs)
     some = sorted({p.partition for p in live})[:3]
     raise InvalidOption(
         f"{handle.table}: there is no partition '{partition}' with rows (there are {some or 'none'}, for example). "

@@ -1,9 +1,9 @@
-"""Parts become one part: read, sorted and written again by DuckDB, for merges, deletions and rewrites.
+"""The rewriter: DuckDB reads, sorts and writes parts as one part, for merges, deletions and rewrites.
 
-Nothing that is written here is visible: only a commit names it, and what a failure leaves is deleted again. All
-rewrites that one process does share one memory limit; what does not fit is spilled to disk. While some are written, the
-parts of the next are fetched and the results of the last are put. The work is a piece that any engine can do
-(`icedb.operations.rewrite.engine`); the operations above take the function as an argument.
+The new parts are invisible until a commit names them, and are deleted after a failure. All rewrites of a process share
+one memory limit, and spill to disk beyond it. While some are written, the parts of the next are fetched and the results
+of the last are put. Any engine can do the work (`icedb.operations.rewrite.engine`). The operations above take the
+function as an argument.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ __all__ = ["NewPart", "Rewrite", "Rewriter", "Rewriting", "rewrite_all", "rewrit
 
 logger = logging.getLogger(__name__)
 
-# What sorting rows of some kilobytes needs, however much of it is spilled; with less memory fewer go at a time.
+# The memory for sorting rows of some kilobytes, even with spilling. With less memory, fewer rewrites run at a time.
 MEMORY_BYTES_PER_REWRITE = 1024 * 1024 * 1024
-# Beyond what is just written, parts of so many bytes are fetched before their turn, or wait to be put: so much of the
-# disk they take, once for each.
+# The bytes of parts that are fetched ahead of their turn, or wait to be put, besides the parts that are being written.
+# They need this much disk space, once for each.
 AHEAD_BYTES = 512 * 1024 * 1024
-# Of the memory, the part that files take which are being put.
+# The share of the memory for files that are being put, as a divisor.
 PUTTING_SHARE = 4
-# With so many rewrites for each thread, all are soon busy without sharing one; shared, a small one costs more.
+# With this many rewrites per thread, all threads are busy with whole rewrites. Sharing a small rewrite costs more.
 REWRITES_PER_THREAD = 4
 
 
@@ -64,8 +64,8 @@ REWRITES_PER_THREAD = 4
 class Rewrite:
     """Parts of one partition that become one part, without the rows for which `drop_where` is true.
 
-    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`); None keeps every row. With `query` the
-    part holds its answer instead.
+    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`). None keeps all rows. With `query` the
+    part has the query's result instead.
     """
 
     partition: str
@@ -75,22 +75,22 @@ class Rewrite:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the inputs."""
+        """The size of the inputs in bytes."""
         return sum(p.bytes for p in self.inputs)
 
     @property
     def rows(self) -> int | None:
-        """Rows of the inputs; None when one of them does not say."""
+        """The number of rows in the inputs, or None if the log does not have one of their counts."""
         return total_rows(self.inputs)
 
 
-#: Does some rewrites of a table that has this schema; the new parts' markers, in the same order. None: no row is left.
+#: Rewrites parts of a table with this schema. Returns the new parts' markers in order, None where no row is left.
 Rewriter = Callable[[Handle, Sequence[Rewrite], Mapping[str, str]], list[Marker | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class NewPart:
-    """What became of a rewrite: the part's columns, and its marker unless no row is left."""
+    """The result of a rewrite: the part's columns, and its marker unless no row is left."""
 
     columns: Mapping[str, str]
     marker: Marker | None
@@ -98,7 +98,7 @@ class NewPart:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting(DistributedTask[Rewrite, NewPart]):
-    """Writes new parts for a table that has this schema; a dry run puts nothing."""
+    """Writes new parts for a table with this schema. A dry run puts nothing."""
 
     schema: Mapping[str, str]
     dry_run: bool = False
@@ -152,7 +152,7 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
         folder: Path,
         advance: Advance,
     ) -> list[NewPart]:
-        """Each with its key. The first that fails stops all."""
+        """Write the new parts under their keys. The first failure stops all."""
         written: list[NewPart] = []
 
         def finish(rewrite: Rewrite, writing: Future[_Written]) -> None:
@@ -186,7 +186,7 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
 def rewrite_parts(
     handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str], *, engine: Engine = LOCAL_ENGINE
 ) -> list[Marker | None]:
-    """The markers of `rewrite_all`."""
+    """Return the markers of `rewrite_all`."""
     return [new.marker for new in rewrite_all(handle, rewrites, schema, engine=engine)]
 
 
@@ -198,18 +198,18 @@ def rewrite_all(
     dry_run: bool = False,
     engine: Engine = LOCAL_ENGINE,
 ) -> list[NewPart]:
-    """Write each new part; on failure delete what was written. A dry run puts nothing.
+    """Write each new part, and delete all of them on failure. A dry run puts nothing.
 
-    Together they use what the engine has for them (in this process by default half of the machine's or container's
-    memory). Raises InvalidOption when that is not enough, MissingPart, SnapshotExpired, InvariantViolated, what
-    `write_query_output` raises, DuckDB's, the store's and the engine's errors.
+    All rewrites share the engine's memory (by default half of the machine's or container's). Raises InvalidOption if
+    it is not enough, MissingPart, SnapshotExpired, InvariantViolated, and the errors of `write_query_output`, DuckDB,
+    the store and the engine.
     """
     return engine.run(handle, Rewriting(dict(schema), dry_run), rewrites)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pools:
-    """Each hands its results to the next."""
+    """The thread pools of the pipeline. Each one passes its results to the next."""
 
     fetching: ThreadPoolExecutor
     writing: ThreadPoolExecutor
@@ -218,8 +218,8 @@ class _Pools:
 
 @contextmanager
 def _pools(at_a_time: int, memory_bytes: int, rewrites: Sequence[Rewrite]) -> Iterator[_Pools]:
-    """When the block is over nothing of theirs is under way, and what had not begun never does."""
-    # A put to a bucket has the whole file in memory.
+    """Yield the pools. At the end of the block, wait for running work and cancel the rest."""
+    # A put to a bucket holds the whole file in memory.
     puts = memory_bytes // PUTTING_SHARE // max(1, *(r.bytes for r in rewrites))
     putting = max(at_a_time, min(CONCURRENT_PUTS, puts))
     pools = [ThreadPoolExecutor(threads) for threads in (concurrent_fetches(memory_bytes), at_a_time, putting)]
@@ -232,7 +232,7 @@ def _pools(at_a_time: int, memory_bytes: int, rewrites: Sequence[Rewrite]) -> It
 
 @dataclass(frozen=True, slots=True)
 class _Engines:
-    """What the rewrites of a call share. New parts are written into `folder`; a query is asked in the sandbox."""
+    """The connections that the rewrites of a call share. New parts are written to `folder`."""
 
     reader: duckdb.DuckDBPyConnection
     sandbox: duckdb.DuckDBPyConnection | None
@@ -244,7 +244,7 @@ class _Engines:
 def _engines(
     handle: Handle, rewrites: Sequence[Rewrite], memory_bytes: int, threads: int | None, folder: Path
 ) -> Iterator[_Engines]:
-    """Without a query all memory is the reader's; else both have half of it."""
+    """Yield the connections. Without a query the reader has all the memory, and otherwise each has half of it."""
     asking = any(r.query is not None for r in rewrites)
     share = memory_bytes // 2 if asking else memory_bytes
     at_a_time = max(1, min(threads or max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
@@ -255,14 +255,14 @@ def _engines(
         if not asking:
             yield _Engines(reader, None, folder, at_a_time)
             return
-        aside = folder / "sandbox"  # not where the reader spills
-        aside.mkdir()
-        with connect_sandbox(aside, memory_bytes=share, threads=threads) as sandbox:
-            yield _Engines(reader, sandbox, aside, at_a_time)
+        sandbox_folder = folder / "sandbox"  # not where the reader spills
+        sandbox_folder.mkdir()
+        with connect_sandbox(sandbox_folder, memory_bytes=share, threads=threads) as sandbox:
+            yield _Engines(reader, sandbox, sandbox_folder, at_a_time)
 
 
 def _many_and_small(rewrites: Sequence[Rewrite], at_a_time: int, threads: int | None) -> bool:
-    """Whether every thread has enough to do with whole rewrites. A large one at the end would keep one thread alone."""
+    """Whether whole rewrites keep all threads busy. A large one at the end would keep a single thread busy."""
     if not 1 < (threads or os.cpu_count() or 1) <= at_a_time:
         return False
     return max(r.bytes for r in rewrites) * at_a_time * REWRITES_PER_THREAD <= sum(r.bytes for r in rewrites)
@@ -285,7 +285,7 @@ def _too_little(handle: Handle, memory_bytes: int, reason: str) -> InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The rows of some parts as `t`: the columns that the new part gets, what each is called there, and the SQL."""
+    """The rows of some parts as `t`: the new part's columns, their names in `t`, and the SQL."""
 
     columns: Mapping[str, str]
     names: Mapping[str, str]
@@ -294,7 +294,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What became of a rewrite, and the put of its file; there is none when no row is left."""
+    """A written rewrite, and the put of its file, which is None if no row is left."""
 
     columns: Mapping[str, str]
     key: str
@@ -303,7 +303,7 @@ class _Written:
     put: Future[StoredPart] | None = None
 
     def new_part(self) -> NewPart:
-        """Waits for the put, and raises what that raises."""
+        """Wait for the put, and return the new part. Raises the errors of the put."""
         if self.put is None:
             return NewPart(self.columns, None)
         stored = self.put.result()
@@ -338,8 +338,8 @@ def _put(handle: Handle, key: str, path: Path) -> StoredPart:
 def _write_rows(
     handle: Handle, engines: _Engines, rewrite: Rewrite, schema: Mapping[str, str], path: Path
 ) -> tuple[Mapping[str, str], WrittenFile | None]:
-    """The columns of the new part, and its file unless no row is left."""
-    with engines.reader.cursor() as con:  # all rewrites of a call may take longer than credentials are valid
+    """Return the columns of the new part, and its file unless no row is left."""
+    with engines.reader.cursor() as con:  # the rewrites of a call may take longer than the credentials are valid
         renew_access(con, handle.location)
     if rewrite.query is None or engines.sandbox is None:
         return _copy_rows(handle, engines.reader, rewrite, schema, path)
@@ -403,5 +403,5 @@ def _check_rows(handle: Handle, rewrite: Rewrite, rows: int, expected: int | Non
     if expected not in (None, rows):
         raise InvariantViolated(
             f"{handle.table}: rewriting {len(rewrite.inputs)} parts of '{rewrite.partition}' gave {rows} rows instead "
-            f"of {expected}. Nothing was published."
+            f"of {expected}. Nothing was published. Please report this error."
         )

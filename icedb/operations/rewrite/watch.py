@@ -1,8 +1,8 @@
-"""Merge a table every few seconds, until told to stop.
+"""Repeated merges of a table, every few seconds, until a stop event is set.
 
-Beside any number of writers and other merges: a claim decides between two that take the same parts, and the loser
-writes nothing that stays. A quiet table costs one listing a round. When the store does not answer, or others always
-come first, it waits longer and longer and goes on; what somebody must look at ends it.
+They can run concurrently with any number of writers and other merges. A claim decides between two merges of the same
+parts, and the loser leaves nothing. An idle table costs one listing a round. If the store does not answer, or other
+commits always come first, the loop waits longer and longer and continues. Errors that an operator must fix end it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from icedb.sql.connections import MIB
 
 __all__ = ["watch"]
 
-# Some seconds of work: who says stop does not wait long, and a direction not for the other.
+# Some seconds of work, so that a stop takes effect soon, and one order does not wait long for the other.
 INPUT_PARTS_MAX = 2_000
 INPUT_BYTES_MAX = 1024 * MIB
 WAIT_MS_MAX = 60_000
 
-#: Is told of each merge that did something.
+#: Called after each merge that changed something.
 OnMerge = Callable[[Order, MergeReport], None]
-#: Is told why it waits, and for how many milliseconds.
+#: Called before each wait, with its reason and its length in milliseconds.
 OnWait = Callable[[IceDBError, int], None]
 
 
@@ -38,14 +38,16 @@ def watch(
     on_merge: OnMerge,
     on_wait: OnWait,
 ) -> None:
-    """Merge again and again until `stop` is set; the merge that is under way is finished.
+    """Merge repeatedly until `stop` is set. A merge in progress is finished.
 
-    `orders`: whose parts come first; of several, each gets its turn. While there is more to merge than one merge takes,
-    the next follows at once; else after `every_ms`. Raises as `Table.merge`, but for errors that say to try again:
-    those are waited out. A commit of which it is not known whether it happened needs no care, for the next merge looks.
+    Several `orders` take turns. If there is more to merge than one merge takes, the next one follows at once, and
+    otherwise after `every_ms`. Raises the errors of `Table.merge`, except RetryableError, after which it waits and
+    retries. It also continues after OutcomeUnknownError, because the next merge reads the log.
     """
     if every_ms < 1 or not orders:
-        raise InvalidOption(f"{table.uri}: every_ms is {every_ms} and orders are {orders!r}; give 1 and one at least.")
+        raise InvalidOption(
+            f"{table.uri}: every_ms is {every_ms} and orders are {orders!r}; give at least 1 ms and one order."
+        )
     wait_ms = every_ms
     while not stop.is_set():
         try:
@@ -61,7 +63,7 @@ def watch(
 
 
 def _round(table: MergeableTable, orders: Sequence[Order], stop: Event, part_bytes_max: int, on_merge: OnMerge) -> bool:
-    """One merge for each order, as long as there is something to merge; whether there is more."""
+    """Merge once for each order, while there is something to merge. Returns whether there is more."""
     for order in orders:
         if stop.is_set():
             return False

@@ -1,11 +1,11 @@
-"""From rows of any shape to a commit: what `Table.insert` and `Table.overwrite` do.
+"""Inserts and overwrites: from rows of any kind to a commit, for `Table.insert` and `Table.overwrite`.
 
-A batch may concern other tables than its own: rows that do not fit go to the table's quarantine, and views are fed
+A batch may also change other tables: rows that do not fit go to the table's quarantine, and views are fed
 (`icedb.operations.write.views`). All parts of table and views are written before anything is published. The quarantine
-is published first, so that no row is lost; a view last, for it shows what is committed. When an insert fails in
-between, its misfits are in the quarantine already. Tried again with the same `txn`, they are not put there twice,
-unless the quarantine was merged in between: then nobody can tell whether it has these rows. Without a `txn`, they are
-there twice.
+is published first, so that no row is lost. Views are published last, because they show committed rows. If an insert
+fails in between, the quarantine already has its rejected rows. A retry with the same `txn` (idempotency key) does not
+add them again, unless the quarantine was merged in between: a merged part does not tell which rows it has. A retry
+without a `txn` adds them again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def insert(
         try:
             commit = repeated(handle) if done else _append(handle, stage, txn, memory_bytes)
         except BaseException:
-            discard_views(views)  # never published: only a source that is committed has its views published
+            discard_views(views)  # views are published only after their source
             raise
         publish_views(handle, views, txn)
     return commit
@@ -67,10 +67,10 @@ def _append(handle: Handle, stage: StagedBatch, txn: Txn | None, memory_bytes: i
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What one batch may do to its table. None: no limit.
+    """The limits of one batch. None means no limit.
 
-    `partitions_max`: partitions that its rows lie in, in the table or in one of its views. `columns_max`: columns that
-    the table may have with those that the batch brings; columns that the table has already are always taken.
+    `partitions_max` limits the partitions of its rows, in the table and in each of its views. `columns_max` limits the
+    columns of the table if the batch adds some. Existing columns are always accepted.
     """
 
     partitions_max: int | None = None
@@ -79,12 +79,12 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """What an insert wrote for a table, its views and its quarantine. Nothing names it yet."""
+    """The parts that an insert wrote for a table, its views and its quarantine. No log file names them yet."""
 
     written: WrittenParts
     views: Sequence[ViewParts]
     misfits: int
-    #: The quarantine, and the parts for it; None when all rows fit.
+    #: The quarantine and its parts, or None if all rows fit.
     aside: tuple[Handle, WrittenParts] | None
 
 
@@ -96,7 +96,7 @@ def write_unpublished(
     memory_bytes: int | None = None,
     limits: BatchLimits = BatchLimits(),
 ) -> Unpublished:
-    """Write the parts of an insert, for who publishes them himself. Raises as `insert` before anything is visible.
+    """Write the parts of an insert, which the caller publishes. Raises as `insert` before anything is visible.
 
     Raises TooManyPartitions and TooManyColumns for rows beyond the limits, before anything is written.
     """
@@ -118,28 +118,28 @@ def write_unpublished(
 
 
 def _check_columns_max(handle: Handle, stage: StagedBatch, columns_max: int | None) -> None:
-    """Raise TooManyColumns when the rows bring columns, and the table would have more than that."""
+    """Raise TooManyColumns if the rows add columns, and the table would then have more than `columns_max`."""
     if columns_max is None or not new_columns(stage.columns, handle.columns):
         return
-    handle.read()  # others may have brought columns since
+    handle.read()  # other writers may have added columns since
     brought = new_columns(stage.columns, handle.columns)
     if brought and len(handle.columns) + len(brought) > columns_max:
         raise TooManyColumns(
             f"{handle.table}: the rows bring {len(brought)} new columns ({_some(brought)}), and the table has "
-            f"{len(handle.columns)} of the {columns_max} that it may have. Nothing of them was written. Leave the "
-            "columns out, or send them as one column of JSON text."
+            f"{len(handle.columns)} of the {columns_max} that it may have. No row was written. Leave the columns out, "
+            "or send them as one column of JSON text."
         )
 
 
 def _some(names: Collection[str]) -> str:
-    shown = [repr(name if len(name) <= 50 else f"{name[:50]}...") for name in islice(names, 3)]
-    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
+    first = [repr(name if len(name) <= 50 else f"{name[:50]}...") for name in islice(names, 3)]
+    return ", ".join(first) + (", ..." if len(names) > len(first) else "")
 
 
 def discard_beside(unpublished: Unpublished) -> None:
-    """Delete what was written for views and quarantine, because the table's own parts are not published.
+    """Delete the parts for views and quarantine, because the table's own parts are not published.
 
-    Those are not touched: who publishes them deletes them when nothing can name them any more.
+    The table's own parts stay: the code that publishes them deletes them once no log file can name them.
     """
     discard_views(unpublished.views)
     if unpublished.aside is not None:
@@ -158,7 +158,7 @@ def overwrite(
     """Replace live parts by rows; see `Table.overwrite`."""
     with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
         written = put_parts(stage, store=handle.store, clock=handle.clock)
-        if stage.misfits:  # those of an overwrite that is refused are not set aside
+        if stage.misfits:  # a rejected overwrite must not add rows to the quarantine
             check_overwrite(handle, written, partitions)
         aside = _set_aside(handle, stage, written, None, memory_bytes)
     commit = publish_overwrite(handle, written, partitions)
@@ -169,7 +169,7 @@ def overwrite(
 def staged(
     handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None, *, dry_run: bool = False
 ) -> Iterator[tuple[StagedBatch, int]]:
-    """The staged batch, and the memory for what other tables get of it. A dry run asks the store for the log only."""
+    """Yield the staged batch, and the memory for writes to other tables. A dry run only reads the log."""
     if on_conflict not in get_args(OnConflict):
         raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
     memory_bytes = check_write_memory(memory_bytes, table=handle.table)
@@ -177,30 +177,34 @@ def staged(
         handle.read(fresh=True)
     else:
         prepare(handle)
-    if handle.spec.views or on_conflict == "quarantine":  # other tables are written beside this one
+    if handle.spec.views or on_conflict == "quarantine":  # other tables are written at the same time
         memory_bytes = max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)
-    # A query makes the table's columns of others, which may have the same names.
-    known = {} if handle.spec.insert_query else handle.columns
+    # An insert query computes the table's columns from other columns, which may have the same names.
+    table_columns = {} if handle.spec.insert_query else handle.columns
     context = handle.write_context()
     with (
         open_batch(
-            data, location=handle.location, table_columns=known, on_conflict=on_conflict, memory_bytes=memory_bytes
+            data,
+            location=handle.location,
+            table_columns=table_columns,
+            on_conflict=on_conflict,
+            memory_bytes=memory_bytes,
         ) as batch,
         stage_rows(
             context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes - memory_bytes // READING_SHARE
         ) as stage,
     ):
         if stage.misfits:
-            handle.location.sibling(quarantine_name(handle))  # before anything is written: is there such a place?
+            handle.location.sibling(quarantine_name(handle))  # raises if there is no place for it, before any write
         yield stage, memory_bytes
 
 
 def _set_aside(
     handle: Handle, stage: StagedBatch, written: WrittenParts, txn: Txn | None, memory_bytes: int
 ) -> str | None:
-    """Commit the rows that do not fit to the table's quarantine, whose address it returns; None when there are none.
+    """Commit the rows that do not fit to the table's quarantine, and return its address, or None without such rows.
 
-    When that fails, the parts that were written for the table itself are deleted.
+    On failure, delete the parts that were written for the table itself.
     """
     if not stage.misfits:
         return None
@@ -209,7 +213,7 @@ def _set_aside(
         tag = stage.misfits_digest()
         commit = publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes), txn=txn)
         if commit.repeated and not _holds(quarantine, tag):
-            # What was set aside when this was tried before were other rows: the table had other columns then.
+            # An earlier attempt committed other rows to the quarantine, because the table had other columns then.
             publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes))
     except BaseException:
         discard(handle.store, [m.key for m in written.markers])
@@ -218,14 +222,14 @@ def _set_aside(
 
 
 def _open_quarantine(handle: Handle) -> Handle:
-    """Raises InvalidOption when a table of that name is another."""
+    """Open or create the quarantine. Raises InvalidOption if another table has that name."""
     spec = TableSpec(id=handle.clock.new_id(), columns=dict(QUARANTINE_COLUMNS), sort_by=("quarantined_at",))
     quarantine = open_beside(handle, quarantine_name(handle), spec)
     prepare(quarantine)
     if not QUARANTINE_COLUMNS.items() <= quarantine.columns.items():
         raise InvalidOption(
-            f"{handle.table}: rows that do not fit would go to '{quarantine.table}', and that table is another. Move "
-            "it away, or insert with on_conflict='raise'."
+            f"{handle.table}: rows that do not fit would go to '{quarantine.table}', but that table has other columns "
+            "than a quarantine. Move it away, or insert with on_conflict='raise'."
         )
     return quarantine
 
@@ -237,5 +241,5 @@ def _write_misfits(quarantine: Handle, stage: StagedBatch, tag: str, memory_byte
 
 
 def _holds(quarantine: Handle, tag: str) -> bool:
-    """Whether a part is there that was written for rows of this digest; after a merge nobody can tell."""
+    """Whether a part of the quarantine was written for rows of this digest. False after a merge of that part."""
     return any(key.rpartition("/")[2].startswith(tag) for key in quarantine.read(fresh=True).parts)

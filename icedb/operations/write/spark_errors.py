@@ -1,8 +1,8 @@
-"""What Spark raises, in words of this library's: the error that a task raised, or what became of the job.
+"""Translation of Spark's errors to this library's: the error of a task, or the reason why the job failed.
 
-A job that fails gives pages of Java and Python traces, different ones in a classic session and over Spark Connect.
-Somewhere in them is the error of ours that a task raised, if it was one. Else they tell, in Spark's words, that a task
-died, that its memory ended, that somebody cancelled the job.
+A failed job raises pages of Java and Python traces, which differ between a classic session and Spark Connect. They
+contain the error of this library that a task raised, if it raised one. Otherwise they report in Spark's words that a
+task crashed, ran out of memory, or was cancelled.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["explained", "explained_of_frame", "failed_before_commit"]
 
 REASON_CHARS = 200
 
-# The last line of a Python traceback, or what there is instead (see `icedb.spark.datasource.worker_errors`), and what
-# may follow of the message before traces and notes of Spark's begin.
+# The last line of a Python traceback, or its replacement (see `icedb.spark.datasource.worker_errors`), with further
+# lines of the message before Spark's own traces and notes.
 _OURS = re.compile(
     r"(?:^|(?<=: ))icedb\.errors\.(?P<name>\w+): "
     r"(?P<message>.*(?:\n(?!\s*$|\s+at |\s*SQLSTATE|[\w ]*stacktrace|Caused by).*)*)",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$", re.MULTILINE)
-# "An error occurred while calling o1.save." and the names of Java's classes say nothing to a user.
+# "An error occurred while calling o1.save." and Java's class names do not help a user.
 _PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
 _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
 
@@ -41,7 +41,7 @@ _NO_MEMORY = (
 )
 _OF_THE_SESSION = (_CANCELLED, _UNREACHABLE)
 
-# What the text says -> what happened, and what to do. The first that fits is told.
+# Pattern of the text -> reason and remedy. The first match is used.
 _HAPPENED = {
     _CANCELLED: ("the Spark job was cancelled, or its session was stopped. Run it again."),
     _NO_MEMORY: (
@@ -53,9 +53,9 @@ _HAPPENED = {
         "larger folder (spark.local.dir), or give each task less (more partitions)."
     ),
     r"Python worker exited unexpectedly|ExecutorLostFailure|exited caused by|Python worker (?:failed|process)": (
-        "a Spark task died, each time that it was tried: its process ended without an error. Often the system ends "
-        "what takes too much memory: give the executors more (spark.executor.memoryOverhead), or let fewer tasks run "
-        "in one at a time (spark.executor.cores)."
+        "a Spark task died, each time that it was tried: its process ended without an error. Often the system kills "
+        "processes that use too much memory: give the executors more (spark.executor.memoryOverhead), or let fewer "
+        "tasks run in one at a time (spark.executor.cores)."
     ),
     r"PYTHON_VERSION_MISMATCH": (
         "the executors run another Python than this program. Set PYSPARK_PYTHON to the same version."
@@ -65,10 +65,10 @@ _HAPPENED = {
     ),
 }
 
-# How Spark tells that a write job failed when it was planned, in a task, or in what computes its rows.
+# Patterns of failures during planning, in a task, or in the computation of the rows.
 _BEFORE_COMMIT = re.compile(
     r"Job aborted due to stage failure|Task \d+ in stage|Failed to (?:create|lookup|plan) "
-    r"|, in write_parts\b"  # what tasks do; a task's error may come without Spark's words around it
+    r"|, in write_parts\b"  # the function of tasks; a task's error may come without Spark's message
     r"|\A(?:\([\w.$]+\) )?"  # Spark Connect's name of the error
     r"\[(?!PYTHON_DATA_SOURCE_ERROR|SPARK_JOB_CANCELLED|OPERATION_|SESSION_|INTERNAL_ERROR)[A-Z_.]+\]"
 )
@@ -76,11 +76,11 @@ _IN_COMMIT = re.compile(r"Failed to commit or abort")
 
 
 def explained(error: Exception, *, table: str) -> IceDBError:
-    """What an error of a Spark job means for work on a table.
+    """Return this library's error for an error of a Spark job.
 
-    The error that a task raised, if it was one of ours: with its type and its message; what else it carried is lost
-    on this way. Else SparkJobFailed, which says in its first line what happened. The error itself has all that Spark
-    says, pages of it: raise the new one `from None`, and it is still its `__context__`.
+    It is the error of a task, if that was one of ours, with its type and message. Its other attributes are lost.
+    Otherwise it is SparkJobFailed, with the reason in its first line. The original error has all of Spark's traces. If
+    the new one is raised `from None`, the original stays its `__context__`.
     """
     if isinstance(error, IceDBError):
         return error
@@ -89,20 +89,20 @@ def explained(error: Exception, *, table: str) -> IceDBError:
 
 
 def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
-    """As `explained`, for a job that computes somebody's frame: InvalidBatch when that is what went wrong.
+    """Return the error as `explained` does, but InvalidBatch if the user's frame cannot be computed.
 
-    What a query of the user raises, it raises again when it is repeated.
+    An error of the user's query occurs again in a retry.
     """
     meaning = explained(error, table=table)
     text = _text(error)
-    told = any(_meanings(text)) or _MISSING_PACKAGE.search(text)
-    if told or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
+    has_reason = any(_meanings(text)) or _MISSING_PACKAGE.search(text)
+    if has_reason or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
         return meaning
     return InvalidBatch(f"{table}: the frame cannot be computed: {_reason(text)}")
 
 
 def failed_before_commit(error: Exception) -> bool:
-    """Whether a write job failed so that Spark cannot have asked for its commit: when it was planned, or in a task."""
+    """Whether a write job failed before Spark can have requested its commit: during planning, or in a task."""
     text = _text(error)
     return _BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None
 
@@ -110,15 +110,15 @@ def failed_before_commit(error: Exception) -> bool:
 def _text(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - the text of a Java error is asked of Java, which may be gone
+    except Exception:  # noqa: BLE001 - Java, which may be gone, supplies the text of a Java error
         return f"Answer from Java side is empty ({type(error).__name__})"
 
 
 def _raised_in_task(text: str) -> IceDBError | None:
-    for found in reversed(list(_OURS.finditer(text))):
-        error_type = getattr(icedb.errors, found["name"], None)
+    for match in reversed(list(_OURS.finditer(text))):
+        error_type = getattr(icedb.errors, match["name"], None)
         if isinstance(error_type, type) and issubclass(error_type, IceDBError):
-            return _made_again(error_type, found["message"].strip())
+            return _made_again(error_type, match["message"].strip())
     return None
 
 
@@ -146,13 +146,13 @@ def _what_happened(text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """One line: the last error of a Python trace, or how Spark begins."""
-    raised = [found["reason"] for found in _PYTHON.finditer(text)] if "Traceback (most recent" in text else []
+    """Return one line: the last error of a Python trace, or the beginning of Spark's message."""
+    raised = [match["reason"] for match in _PYTHON.finditer(text)] if "Traceback (most recent" in text else []
     return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
 
 
 def _meanings(text: str) -> Iterator[str]:
-    """What is known of such a failure. What a task's own error says of connections or cancelling is not Spark's."""
+    """Yield the reasons that match. Connection and cancellation errors inside a task's own trace are not Spark's."""
     own = "Traceback (most recent" in text
     for pattern, meaning in _HAPPENED.items():
         if re.search(pattern, text, re.MULTILINE) and not (own and pattern in _OF_THE_SESSION):
@@ -160,5 +160,5 @@ def _meanings(text: str) -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    line = text.splitlines()[0].partition(" SQLSTATE:")[0].strip() if text.strip() else "it says nothing"
+    line = text.splitlines()[0].partition(" SQLSTATE:")[0].strip() if text.strip() else "without a message"
     return line if len(line) <= REASON_CHARS else f"{line[:REASON_CHARS]}..."

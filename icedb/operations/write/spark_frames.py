@@ -1,7 +1,7 @@
-"""Spark DataFrames into a table, through Spark's own writers: the rows never pass through this process.
+"""Writes of Spark DataFrames through Spark's own writers. The rows never pass through this process.
 
-Spark is not imported: whoever has a frame has it. The data source `icedb` writes the parts in Spark's tasks and commits
-on the driver, in a process of its own, so the commit is found again by a mark in its parts' names.
+Spark is not imported, because a caller with a frame has imported it. The data source `icedb` writes the parts in
+Spark's tasks and commits on the driver, in a separate process. So a prefix of its parts' names identifies the commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = ["append_frame", "check_frame", "is_spark_frame", "overwrite_frame", "size_options"]
 
-# Enough that no other job has it.
+# Enough digits to be unique.
 JOB_DIGITS = 12
 
 
@@ -38,7 +38,7 @@ def append_frame(
     memory_bytes: int | None = None,
     part_bytes: int | None = None,
 ) -> Commit:
-    """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption, and what the job does."""
+    """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption and the job's errors."""
     options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
     options |= size_options(memory_bytes, part_bytes)
     check_frame(handle, on_conflict)
@@ -57,29 +57,29 @@ def overwrite_frame(
     memory_bytes: int | None = None,
     part_bytes: int | None = None,
 ) -> Commit:
-    """Replace rows by those of a DataFrame: all of them, those of some partitions, or of those that it has rows of.
+    """Replace rows by those of a DataFrame: all rows, those of `partitions`, or (`dynamic`) of the frame's partitions.
 
-    Raises InvalidOption, and what the job does.
+    Raises InvalidOption and the job's errors.
     """
     check_frame(handle, on_conflict)
     options = {"overwrite": "dynamic" if dynamic else "table"}
     if partitions is not None:
         options = {
             "overwrite": "partitions",
-            # In parentheses, a predicate is not taken for a list, whatever it begins with.
+            # In parentheses, a predicate is never mistaken for a list.
             "partitions": f"({partitions})" if isinstance(partitions, str) else json.dumps(list(partitions)),
         }
     return _run(handle, frame, "overwrite", options | size_options(memory_bytes, part_bytes), None)
 
 
 def size_options(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
-    """The options of a write job that say how large something is; None leaves one out."""
-    given = {"memory_bytes": memory_bytes, "part_bytes": part_bytes}
-    return {name: str(value) for name, value in given.items() if value is not None}
+    """Return the size options of a write job, without those that are None."""
+    sizes = {"memory_bytes": memory_bytes, "part_bytes": part_bytes}
+    return {name: str(value) for name, value in sizes.items() if value is not None}
 
 
 def check_frame(handle: Handle, on_conflict: OnConflict = "raise") -> None:
-    """Refuse what Spark's processes could not do, before a job starts. Raises InvalidOption."""
+    """Raise InvalidOption before a job starts for a write that Spark's processes cannot do."""
     if on_conflict != "raise":
         raise InvalidOption(
             f"{handle.table}: on_conflict='{on_conflict}' is not possible for a Spark DataFrame. Cast its columns, or "
@@ -112,16 +112,16 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
         writer = writer.option(name, value)
     try:
         writer.save()
-    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+    except Exception as error:  # noqa: BLE001  Spark raises errors of many types
         meaning = explained_of_frame(error, table=handle.table)
         landed = _landed(handle, job)
         if landed is None or isinstance(meaning, StaleView):
-            # A commit that did not land yet may still do so, unless it was never begun. Only an append does harm twice.
+            # A commit that has not landed yet may still do so, unless it was never begun. A second overwrite is safe.
             repeatable = mode == "overwrite" or txn is not None or failed_before_commit(error)
             if isinstance(meaning, SparkJobFailed) and not repeatable:
                 meaning = _uncertain(handle, job, meaning)
-            raise meaning from None  # without Spark's pages of Java, which are its context
-        state = landed  # told as a failure all the same: its answer was lost, or Spark ended right after
+            raise meaning from None  # without Spark's Java traces, which stay in its context
+        state = landed  # Spark reported a failure, but the commit landed: its response was lost, or Spark ended then
     else:
         state = _state_of_success(handle, job)
     ours = _of_job(state, job)
@@ -133,7 +133,7 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
 
 
 def _landed(handle: Handle, job: str) -> TableState | None:
-    """The state that has the commit of a job that failed; None when there is none, or nobody can tell."""
+    """Return the state with the commit of a failed job, or None if there is no commit, or the log cannot be read."""
     try:
         state = handle.read(fresh=True)
     except IceDBError:
@@ -152,10 +152,10 @@ def _state_of_success(handle: Handle, job: str) -> TableState:
 
 
 def _uncertain(handle: Handle, job: str, meaning: IceDBError) -> CommitStateUnknown:
-    """The job ended in a way that does not tell how far it came. Without a `txn`, to repeat it could double rows."""
+    """Return the error for a job with an unknown outcome. Without a `txn`, a retry could duplicate rows."""
     return CommitStateUnknown(
-        f"{meaning} Whether the rows were published, or will be, is not known: look whether the table {handle.table} "
-        f"has parts whose names begin with '{job}' before you write them again. With a txn, a job can be repeated."
+        f"{meaning} The rows may have been published, or may still be: check whether the table {handle.table} has "
+        f"parts whose names begin with '{job}' before you write them again. With a txn, a job can be retried safely."
     )
 
 

@@ -1,14 +1,14 @@
-"""Materialized views: tables that every insert into another table feeds, with the answer of a query over its rows.
+"""Materialized views: tables that every insert into another table feeds, with the result of a query over its rows.
 
-A view is a table of its own beside its source, and the source's spec names it. `_rows`, in its query, are the rows of
+A view is a table of its own next to its source, and the source's spec names it. `_rows` in its query are the rows of
 one insert as they were stored. A view may have views of its own. An insert writes the parts of all views first, then
-publishes its own, then theirs, from the top: what a view shows was committed to its source. An insert that leaves no
-rows in its source feeds nothing.
+publishes its own parts, then those of the views, from the top. So a view only shows rows that its source has committed.
+An insert that leaves no rows in its source feeds nothing.
 
-With a `txn` all these tables record it, so a retry completes what a crash left undone; without one, a crash between the
-commits, or a commit of which nobody knows whether it happened, leaves the view behind until it is refreshed. What
-changes rows that are there (overwrite, delete, drop, restore, a view's own refresh) does not reach a view: refresh it.
-A refreshed view knows the transactions of its source, so to try one of them again does not double its rows.
+With a `txn` (idempotency key) all these tables record it, so a retry completes an interrupted insert. Without one, a
+crash between the commits, or a commit with an unknown outcome, leaves the view stale until it is refreshed. Changes of
+existing rows (overwrite, delete, drop, restore, a view's own refresh) do not reach a view: refresh it. A refreshed view
+records the transactions of its source, so a retry of one of them does not duplicate its rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ViewParts:
-    """What an insert wrote for a view and for the views of that, and nothing names yet."""
+    """The parts that an insert wrote for a view, and for the views of that view. No log file names them yet."""
 
     name: str
     handle: Handle
@@ -76,9 +76,9 @@ class ViewParts:
 def write_views(
     handle: Handle, stage: StagedBatch, *, memory_bytes: int | None = None, partitions_max: int | None = None
 ) -> list[ViewParts]:
-    """Write the parts of all views for a staged batch. Raises what is wrong with one; nothing is left then.
+    """Write the parts of all views for a staged batch. If one fails, raise its error and leave no parts.
 
-    `memory_bytes` is for the views alone. `partitions_max`: how many partitions of each view the rows may lie in, see
+    `memory_bytes` is for the views alone. `partitions_max` limits the partitions of the rows in each view; see
     `StagedBatch.check_partitions`.
     """
     views: list[ViewParts] = []
@@ -95,25 +95,25 @@ def write_views(
 
 
 def discard_views(views: Sequence[ViewParts]) -> None:
-    """Delete what was written for views whose source was not committed."""
+    """Delete the parts of views whose source was not committed."""
     for view in views:
         discard(view.handle.store, [m.key for m in view.written.markers])
         discard_views(view.views)
 
 
 def publish_views(handle: Handle, views: Sequence[ViewParts], txn: Txn | None) -> None:
-    """Publish what was written for views, after their source was committed. Raises StaleView, for all that failed."""
+    """Publish the parts of views, after their source was committed. Raises StaleView for all that failed."""
     behind = _publish(views, txn)
     if behind:
         name, reason = next(iter(behind.items()))
-        again = f"Insert again with the same txn {txn}" if txn else f"Do not insert again: refresh_view('{name}')"
+        remedy = f"Insert again with the same txn {txn}" if txn else f"Do not insert again: refresh_view('{name}')"
         raise StaleView(
-            f"{handle.table}: the rows are committed, and the views {sorted(behind)} lack them ({reason}). {again}."
+            f"{handle.table}: the rows are committed, and the views {sorted(behind)} lack them ({reason}). {remedy}."
         )
 
 
 def _publish(views: Sequence[ViewParts], txn: Txn | None) -> dict[str, str]:
-    """The views that were not published, and why; those of a view that was not are left out, and told with it."""
+    """Publish views and return the failed ones with their reasons. The views of a failed view are left out."""
     behind: dict[str, str] = {}
     for view in views:
         try:
@@ -127,10 +127,10 @@ def _publish(views: Sequence[ViewParts], txn: Txn | None) -> dict[str, str]:
 
 
 def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backfill: bool = True) -> Handle:
-    """Create the table of a view, have every insert feed it, and fill it with what is there.
+    """Create the table of a view, add the view to the source's spec, and fill it with the existing rows.
 
-    The same view may be created again: what was cut short is completed, and one that was dropped is fed again.
-    Raises InvalidOption, InvalidQuery, InvalidURI, TableExists, and as `alter` and `refresh_view` do.
+    The same view may be created again. That completes an interrupted creation, and feeds a dropped view again. Raises
+    InvalidOption, InvalidQuery, InvalidURI, TableExists, and the errors of `alter` and `refresh_view`.
     """
     check_name(name, table=handle.table)
     check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
@@ -158,10 +158,10 @@ def create_view(handle: Handle, name: str, query: str, spec: TableSpec, *, backf
 
 
 def _check_fits(handle: Handle, name: str, query: str, spec: TableSpec) -> None:
-    """Ask the query of no rows: a view that cannot be fed would refuse every insert. Raises as an insert does."""
+    """Run the query over no rows, because a view with a failing query would reject every insert. Raises as `insert`."""
     handle.read()
     if not handle.columns:
-        return  # nobody knows yet
+        return  # the columns are not known yet
     location = handle.location.sibling(name)
     spec = checked_spec(spec, table=location.uri)
     context = WriteContext(location, spec, partition_expressions(spec, table=location.uri), dict(spec.columns))
@@ -174,7 +174,7 @@ def _check_fits(handle: Handle, name: str, query: str, spec: TableSpec) -> None:
 
 
 def drop_view(handle: Handle, name: str) -> None:
-    """Feed a view no longer; its table stays as it is. Raises InvalidOption when there is no such view."""
+    """Stop feeding a view. Its table stays unchanged. Raises InvalidOption if there is no such view."""
     _view(handle, name)
 
     def remove(now: TableSpec) -> TableSpec:
@@ -184,10 +184,10 @@ def drop_view(handle: Handle, name: str) -> None:
 
 
 def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) -> Commit:
-    """Make a view anew from all rows of its source, in one commit that replaces what it has; perhaps by nothing.
+    """Compute a view again from all rows of its source, in one commit that replaces its rows, possibly by none.
 
-    Nobody should insert meanwhile: such rows could be missing in the view, or be there twice.
-    Raises InvalidOption, MissingPart, InvalidQuery, SchemaConflict, and as exclusive commits do.
+    Do not insert meanwhile: such rows could be missing in the view, or be duplicated. Raises InvalidOption,
+    MissingPart, InvalidQuery, SchemaConflict, and the errors of exclusive commits.
     """
     view = _view(handle, name)
     memory_bytes = check_write_memory(memory_bytes, table=handle.table)
@@ -214,7 +214,7 @@ def _write_all(handle: Handle, target: Handle, view: ViewSpec, state: TableState
 
 
 def _sequences(state: TableState) -> dict[str, int]:
-    """The transactions of a source that its view, made anew or filled from now on, need not have."""
+    """Return the transactions of a source, to be recorded as committed in a new or refreshed view."""
     return {application: sequence for application, (sequence, _) in state.txn.items()}
 
 
@@ -227,8 +227,10 @@ def _view(handle: Handle, name: str) -> ViewSpec:
 
 
 def _view_id(handle: Handle, view: ViewSpec) -> str:
-    """The id of a view's table: by it, a creation that was cut short is told from another table, and so is a table that
-    somebody wrote into the source's spec to have it written to."""
+    """Return the id of a view's table. It distinguishes the table of an interrupted creation from another table.
+
+    It also protects other tables: a manipulated spec cannot direct inserts to a table that is no view.
+    """
     return hashlib.sha256(f"{handle.spec.id}\n{view.name}\n{view.query}".encode()).hexdigest()[:32]
 
 
@@ -237,16 +239,16 @@ def _query_of(handle: Handle, view: ViewSpec) -> UserQuery:
 
 
 def _open(handle: Handle, view: ViewSpec) -> Handle:
-    _query_of(handle, view)  # somebody else may have written it
+    _query_of(handle, view)  # another program may have written it
     try:
         target = open_beside(handle, check_name(view.name, table=handle.table))
     except TableNotFound as error:
         raise TableNotFound(
-            f"{handle.table}: its view '{view.name}' is not there ({error}). Restore it, or drop_view('{view.name}')."
+            f"{handle.table}: its view '{view.name}' does not exist ({error}). Restore it, or drop_view('{view.name}')."
         ) from None
     if target.spec.id != _view_id(handle, view):
         raise InvalidOption(
-            f"{handle.table}: '{target.table}' is another table, and no view of this one. Nothing was written. "
+            f"{handle.table}: '{target.table}' is another table, and no view of this one. Nothing was written. Call "
             f"drop_view('{view.name}'), or create the view under another name."
         )
     prepare(target)
@@ -254,7 +256,12 @@ def _open(handle: Handle, view: ViewSpec) -> Handle:
 
 
 def _write_with_views(
-    handle: Handle, target: Handle, view: ViewSpec, stage: StagedBatch, memory_bytes: int | None, partitions_max: int | None
+    handle: Handle,
+    target: Handle,
+    view: ViewSpec,
+    stage: StagedBatch,
+    memory_bytes: int | None,
+    partitions_max: int | None,
 ) -> ViewParts:
     memory_bytes = half_of(memory_bytes) if target.spec.views else memory_bytes
     with _staged(handle, target, view, stage.stream(), memory_bytes=memory_bytes) as answer:
@@ -277,5 +284,5 @@ def _staged(
 
 
 def half_of(memory_bytes: int | None) -> int | None:
-    """What is left of a writer's memory when another writes beside it."""
+    """Return half of a writer's memory, for a second writer at the same time."""
     return None if memory_bytes is None else max(memory_bytes // 2, WRITE_MEMORY_BYTES_MIN)

@@ -1,4 +1,4 @@
-"""Dry runs of insert and overwrite: rows are staged as in a write, and nothing is put into the store."""
+"""Dry runs of insert and overwrite. Rows are staged as in a write, and nothing is put into the store."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["WritePlan", "plan_write"]
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What a write would commit. Columns have DuckDB types; partitions are paths.
+    """The commit that a write would make. Columns have DuckDB types, and partitions are paths.
 
-    `quarantined_rows` would be set aside. An overwrite would replace `replaced_parts`, with `replaced_rows`: None when
-    a part does not say how many it has. `repeated`: the transaction is committed already, so nothing would be added.
+    `quarantined_rows` would go to the quarantine. An overwrite would replace `replaced_parts` with `replaced_rows`,
+    which is None if the log does not have a part's row count. `repeated`: the transaction (idempotency key) is
+    committed already, so nothing would be added.
     """
 
     table: str
@@ -49,7 +50,7 @@ def plan_write(
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
 ) -> WritePlan:
-    """Plan an insert or, if `replaces`, an overwrite of these partitions (None: of the whole table); write nothing."""
+    """Plan an insert, or with `replaces` an overwrite of these partitions (None: of the whole table). Write nothing."""
     with staged(handle, data, on_conflict, memory_bytes, dry_run=True) as (stage, _):
         written = _as_written(handle, stage)
         misfits = stage.misfits

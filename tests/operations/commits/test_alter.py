@@ -21,7 +21,7 @@ from icedb.errors import (
 from icedb.format.codec import encode
 from icedb.format.commit_draft import draft
 from icedb.format.keys import partition_of
-from icedb.format.records import LogFile, LogTombstone
+from icedb.format.records import LogFile, LogTombstoneRecord
 from icedb.format.replay import TableState
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import (
@@ -226,7 +226,7 @@ def _v3_merges(world: World) -> dict[str, bytes]:
     old = {k: world.store.objects[k].body for k in state.files}
     t_ms = world.clock.now_ms()
     file = draft(state, t_ms=t_ms, replaces=[*state.effective]).file
-    merged = LogFile(t_ms, dict(state.schema), file.markers, tuple(LogTombstone(k, t_ms) for k in old))
+    merged = LogFile(t_ms, dict(state.schema), file.markers, tuple(LogTombstoneRecord(k, t_ms) for k in old))
     world.store.create(world.store.location.keys.log_file(t_ms, merged=True, writer="v3"), encode(merged))
     world.store.delete([*old])
     return old

@@ -14,7 +14,7 @@ import pytest
 from icedb import Recommendation, Table, TableHealth, Thresholds
 from icedb.errors import InvalidOption
 from icedb.format.codec import encode
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.health.table_health import PartitionHealth, recommend
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
@@ -99,7 +99,10 @@ def test_what_a_v3_program_superseded_has_expired_too(table: Table, clock: Manua
     first = handle.keys.log_file(t_ms, merged=False, writer="v3")
     handle.store.create(first, encode(LogFile(t_ms, {}, (old,))))
     merged = LogFile(
-        t_ms + 1, {}, (msgspec.structs.replace(old, tombstoned_ms=t_ms + 1), new), (LogTombstone(first, t_ms + 1),)
+        t_ms + 1,
+        {},
+        (msgspec.structs.replace(old, tombstoned_ms=t_ms + 1), new),
+        (LogTombstoneRecord(first, t_ms + 1),),
     )
     handle.store.create(handle.keys.log_file(t_ms + 1, merged=True, writer="v3"), encode(merged))
     clock.advance(2 * HOUR_MS)

@@ -22,7 +22,7 @@ from icedb.errors import (
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.timing import HOUR_MS
-from icedb.operations.rewrite.delete import Found, delete, find_rows
+from icedb.operations.rewrite.delete import MatchingRows, delete, find_rows
 from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.testing import (
     ClockedStore,
@@ -343,9 +343,9 @@ def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
 def test_both_data_planes_can_be_replaced(clocked: ClockedStore, clock: ManualClock) -> None:
     table = world(clocked, clock)
 
-    def finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> Found:
+    def finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> MatchingRows:
         assert (where, schema) == ("first", {"k": "BIGINT", "n": "BIGINT"})
-        return Found("checked", {parts[0].key: 1, parts[1].key: 2})
+        return MatchingRows("checked", {parts[0].key: 1, parts[1].key: 2})
 
     def rewriter(handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
         assert [r.drop_where for r in rewrites] == ["checked", "checked"]
