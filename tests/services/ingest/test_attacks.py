@@ -1,4 +1,4 @@
-"""What strangers and careless clients may send: each is told no, and their neighbours' events are committed."""
+"""Hostile and malformed requests are rejected, and the events of other clients are committed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def service(lake: Path) -> Iterator[IngestProcess]:
 
 @pytest.fixture
 def client(service: IngestProcess, lake: Path) -> Iterator[Client]:
-    """After each attack a neighbour's event is committed."""
+    """A client, with a check that another client's event is committed after each attack."""
     with Client(service.endpoint) as client:
         yield client
     with Client(service.endpoint) as neighbour:
@@ -58,7 +58,7 @@ def client(service: IngestProcess, lake: Path) -> Iterator[Client]:
 
 
 def raw(service: IngestProcess, *pieces: bytes, end: bool = False) -> bytes:
-    """All that is answered to bytes as they are, until the connection is closed."""
+    """Send raw bytes and return the response until the connection is closed."""
     with closing(connected(service)) as connection:
         for piece in pieces:
             connection.sendall(piece)
@@ -93,7 +93,7 @@ def test_bodies_that_are_too_large(service: IngestProcess, client: Client) -> No
     assert (said.status, said.said["error"]) == (413, "too_large")
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in (large[:9000] for _ in range(30))) + b"0\r\n\r\n"
     assert b" 413 " in raw(service, HEAD.encode() + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunks)
-    # Nobody waits for what was only announced.
+    # The service does not wait for the announced body.
     assert b" 413 " in raw(service, HEAD.encode() + b"Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n")
 
 
@@ -106,7 +106,7 @@ def test_bombs(client: Client, encoding: str) -> None:
 
 
 def test_a_body_of_countless_gzip_members(client: Client) -> None:
-    """What is left of it is copied for each."""
+    """The remaining bytes are copied for each member, so the number of members is limited."""
     nothing = gzip.compress(b"", mtime=0)
     headers = {"content-encoding": "gzip"}
     said = client.send("events", gzip.compress(b"{}") + nothing * 5000, headers=headers)
@@ -125,7 +125,7 @@ def test_only_the_key_of_an_unauthenticated_body_is_decoded() -> None:
 
 
 def test_an_id_under_another_spelling_of_its_column(client: Client) -> None:
-    """In a table without columns it would become the column, and nobody's ids would fit any more."""
+    """In a table without columns, the first spelling would become the column, and all other ids would not fit."""
     reply = client.send("events", {"ID": "x"})
     assert (reply.status, "to be written 'id'" in reply.said["message"]) == (400, True)
     assert client.send("events", stream(pa.table({"Id": ["x"]})), kind=ARROW).status == 400
@@ -148,13 +148,13 @@ def test_too_many_events_and_names(client: Client) -> None:
 
 
 def test_endless_bodies_do_not_block_others(service: IngestProcess, client: Client) -> None:
-    """They are held until their time is over; then the next has room."""
+    """The bodies take memory until their timeout; then the next one has room."""
     with closing(connected(service)) as first, closing(connected(service)) as second, Client(service.endpoint) as third:
         for slow in (first, second):
             slow.sendall(HEAD.encode() + b"Content-Length: %d\r\n\r\n" % BODY_MAX + b"[" * (BODY_MAX - 10))
         text = b'"' + b"x" * 1000 + b'"'
         reply = third.send("events", text)
-        while reply.status == 400:  # the two have not arrived whole
+        while reply.status == 400:  # the two bodies have not arrived whole
             reply = third.send("events", text)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert third.ask("GET", "/healthz").status == 200
@@ -162,7 +162,7 @@ def test_endless_bodies_do_not_block_others(service: IngestProcess, client: Clie
 
 
 def test_unauthenticated_clients_cannot_fill_the_memory(service: IngestProcess, client: Client) -> None:
-    """Of those whose key is in the body, nobody knows who they are before it came."""
+    """If the key is in the body, the tenant is unknown until the body was received."""
     head = b"POST /v1/batch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BODY_MAX
     body = json.dumps({"writeKey": KEY, "batch": [], "context": {"text": "x" * 20_000}}).encode()
     with closing(connected(service)) as slow:
@@ -171,7 +171,7 @@ def test_unauthenticated_clients_cannot_fill_the_memory(service: IngestProcess, 
         while reply.status == 200:  # it has not arrived
             reply = client.ask("POST", "/v1/batch", body)
         assert reply.status == 503
-        assert client.call("batch", json.loads(body)).status == 200  # who says at once who they are have room
+        assert client.call("batch", json.loads(body)).status == 200  # authenticated clients have room
 
 
 def test_too_large_or_ambiguous_heads_are_rejected(service: IngestProcess, client: Client) -> None:
@@ -256,13 +256,13 @@ def test_invalid_or_inflated_arrow_is_rejected(client: Client) -> None:
 
 @pytest.mark.parametrize("rows", [-7, 2**40, -(2**62)])
 def test_arrow_with_a_wrong_number_of_rows_is_rejected(client: Client, rows: int) -> None:
-    """Nulls take no bytes, however many they are; and fewer than none would make up for more elsewhere."""
+    """Nulls take no bytes, and a negative number of rows would hide the rows of another batch."""
     body = stream(pa.table({"a": pa.nulls(7)})).replace(struct.pack("<q", 7), struct.pack("<q", rows))
     assert client.send("events", body, kind=ARROW).status == (400 if rows < 0 else 413)
 
 
 def test_arrow_with_any_byte_changed(client: Client) -> None:
-    """Buffers that point elsewhere must not be followed: each answer is a yes or a no."""
+    """Buffers with invalid offsets must not be followed: each request is accepted or rejected."""
     sound = stream(pa.table({"kind": ["one", "two", None], "list": [[1], [2, 3], None]}))
     chance = random.Random(7)
     for _ in range(150):

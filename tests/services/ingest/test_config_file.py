@@ -1,4 +1,4 @@
-"""Every mistake in an ingest service's file is told before anything starts, with its place and the remedy."""
+"""Mistakes in `ingest.toml` are reported before the service starts, with their place and remedy."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_command_checks_and_refuses(tmp_path: Path) -> None:
 
 
 def test_tenants_of_new_or_changed_tables_are_not_applied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who may write a table was decided of the table of the file, by its address and by what keeps tenants apart."""
+    """The tenants of a file are checked against its tables, so these must equal the running ones."""
     path = written(tmp_path, TABLE + ACME)
     taken: list[Tenants] = []
     running = TenantsFile(path, load_config(path), taken.append)

@@ -1,4 +1,4 @@
-"""What is sent to `icedb ingest` is in the table when the answer comes, in every form that it may have."""
+"""Events in every supported form are in the table when `icedb ingest` responds."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_row_that_has_no_partition_is_refused(client: Client, lake: Path) -> N
 
 
 def test_neighbours_of_a_bad_request_are_committed(service: IngestProcess, lake: Path) -> None:
-    """They arrive together, so they are of one group."""
+    """The requests arrive together, so they are in one group commit."""
     replies: dict[int, int] = {}
 
     def send(n: int) -> None:
@@ -200,11 +200,13 @@ def test_a_rejection_for_the_rate_has_retry_after(service: IngestProcess) -> Non
         refused = client.send("shared", {"n": 1})
         assert (refused.status, refused.said["error"]) == (429, "slow_down")
         assert 1 <= int(refused.headers["retry-after"]) <= 49
-        assert client.send("shared", {"n": 1}, key=OTHER_KEY).status == 200  # others are not held up
+        assert client.send("shared", {"n": 1}, key=OTHER_KEY).status == 200  # other tenants are not limited
 
 
 def test_keys(client: Client) -> None:
-    assert client.send("events", {"id": "key-1"}, key=f"{KEY}-old").status == 200  # both hold while they are changed
+    assert (
+        client.send("events", {"id": "key-1"}, key=f"{KEY}-old").status == 200
+    )  # both keys are valid during a rotation
     wrong = client.send("events", {}, key="nobody-0123456789")
     none = client.ask("POST", "/v1/tables/events/events", b"{}", {"content-type": "application/json"})
     assert (wrong.status, none.status, wrong.said) == (401, 401, none.said)
@@ -251,7 +253,9 @@ def test_a_line_for_each_request_without_keys(service: IngestProcess, client: Cl
         1,
     )
     assert line["commit"] == reply.said["commit"]
-    assert line["log_file"].startswith(f"_log/{line['commit'].partition('-')[0]}_")  # by which an operator finds it
+    assert line["log_file"].startswith(
+        f"_log/{line['commit'].partition('-')[0]}_"
+    )  # an operator finds the commit by it
     host = writer_name(SystemClock()).rsplit("-", 2)[0]
     assert f"_{host}-{service.process.pid}-" in line["log_file"]
     assert host not in str((reply.headers, reply.said))

@@ -1,4 +1,4 @@
-"""What a tenant may send in a second, and what bodies may take of the memory: by a clock that stands still."""
+"""Rate limits of tenants and the memory of bodies, with a manual clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ManualSeconds:
 
 
 def refused(rates: RateLimiter, tenant: str, limits: IngestLimits) -> int | None:
-    """After how many seconds it should come again; None: it is not refused."""
+    """Return the seconds of Retry-After, or None if the tenant is not rejected."""
     try:
         rates.check(tenant, limits)
     except RequestRejected as refusal:
@@ -69,7 +69,7 @@ def test_bytes_of_many_requests_at_once_are_spent_by_the_first() -> None:
     with pytest.raises(RequestRejected) as refusal:
         rates.spend("acme", limits, bytes_=5000)
     assert refusal.value.status == 429
-    assert refused(rates, "acme", limits) == 4, "what was refused is not paid for"
+    assert refused(rates, "acme", limits) == 4, "a rejected request takes no tokens"
 
 
 def test_bodies_in_memory_are_limited_and_given_back() -> None:
@@ -87,7 +87,7 @@ def test_bodies_in_memory_are_limited_and_given_back() -> None:
 
 def test_a_tenant_has_half_of_the_room_of_a_table_that_others_write_too() -> None:
     waiting = PendingBytes(100)
-    with waiting.room("acme", 90, shared=True):  # alone, a request of any size comes through
+    with waiting.room("acme", 90, shared=True):  # a single request may have any size
         with pytest.raises(RequestRejected, match="Too many of this tenant's events wait") as refusal:
             waiting.room("acme", 1, shared=True).__enter__()
         assert (refusal.value.status, dict(refusal.value.headers)) == (429, {"retry-after": "1"})

@@ -1,4 +1,4 @@
-"""What docs/ingest.md shows is true: its configuration is served, its programs and commands run against that."""
+"""The examples of docs/ingest.md: its configuration is served, and its programs and commands run against it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(folder: Path, command: list[str]) -> str:
 
 
 def here(text: str, service: IngestProcess) -> str:
-    """The same for the service of the test."""
+    """Replace the address of the page by that of the test's service."""
     admin = service.admin.removeprefix("http://")
     return text.replace(ADDRESS, service.endpoint.removeprefix("http://")).replace(ADMIN, admin)
 

@@ -1,4 +1,4 @@
-"""Segment's libraries and webhooks write into a table as they are, with nothing but another address."""
+"""Segment's libraries and webhooks write into a table if only their URL is changed."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_webhook_is_signed_or_has_a_key(client: Client, lake: Path) -> None:
         client.ask("POST", "/v1/webhooks/acme", json.dumps(call).encode()),
     ]
     assert [r.status for r in refused] == [401] * 4
-    assert len({r.body for r in refused}) == 1  # who is there, nobody learns
+    assert len({r.body for r in refused}) == 1  # a response does not reveal which tenants exist
     keyed = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     body = json.dumps({**call, "messageId": "hook-3"}).encode()
     assert client.ask("POST", "/v1/webhooks/acme", body, keyed).status == 200

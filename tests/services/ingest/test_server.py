@@ -1,4 +1,4 @@
-"""The process: how it ends, what it does while the store is away, and that several of them share a table."""
+"""The process of the service: shutdown, behaviour without a store, and several processes on one table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def send(service: IngestProcess, *ids: str) -> Reply:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
@@ -98,7 +98,7 @@ def test_pending_rows_are_committed_and_acknowledged_before_the_exit(
 
 
 class StoreGate:
-    """Holds or breaks off what writes to a store."""
+    """Delays or fails writes to a store."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -136,7 +136,7 @@ def test_without_the_store_no_request_is_acknowledged(
         slow = send(service, "slow-1", "slow-2")
         assert (slow.status, slow.headers["retry-after"]) == (503, "5")
         store.open.set()
-        until(lambda: send(service, "slow-1", "slow-2").status == 200)  # with the same ids: it is there once
+        until(lambda: send(service, "slow-1", "slow-2").status == 200)  # with the same ids, so rows are committed once
         store.broken = True
         assert send(service, "away").status == 503
         until(lambda: ready(service) == (503, ["table 'events' cannot be reached"]))
@@ -148,7 +148,7 @@ def test_without_the_store_no_request_is_acknowledged(
         never = executor.submit(send, service, "never")
         until(lambda: pending(service) == 1)
         service.signal(signal.SIGTERM)
-        assert service.wait() == 0  # it does not wait for ever
+        assert service.wait() == 0  # the exit has a time limit
         with pytest.raises((http.client.HTTPException, OSError)):
             raise_for(never.result(WAIT_SECONDS_MAX))
     rows = Table.open(s3.uri, storage_options=s3.storage_options).query("SELECT id FROM t ORDER BY id").fetchall()
@@ -156,7 +156,7 @@ def test_without_the_store_no_request_is_acknowledged(
 
 
 def raise_for(reply: Reply) -> None:
-    """An answer that says no is as good as none."""
+    """Raise an error for a response that is not 2xx."""
     if reply.status != 200:
         raise http.client.HTTPException(reply.status)
 
@@ -189,7 +189,7 @@ def test_two_services_of_one_table_commit_an_id_once_and_keys_change_while_they_
         replies = [executor.submit(send, s, f"id-{n}", f"id-{n + 1}") for n in range(4) for s in (one, two)]
         accepted = sum(r.result(WAIT_SECONDS_MAX).said["accepted"] for r in replies)
         assert accepted == 5
-        (tmp_path / "ingest.toml").write_text(text.replace(KEY, ""))  # no file to go on with
+        (tmp_path / "ingest.toml").write_text(text.replace(KEY, ""))  # an invalid file
         two.signal(signal.SIGHUP)
         until(lambda: "the tenants are unchanged" in two.errors())
         assert send(two, "still").status == 200

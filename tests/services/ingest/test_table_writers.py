@@ -1,4 +1,4 @@
-"""How one request's rows are committed, and what a client is told when they are not; without HTTP."""
+"""Commits of single requests, and their rejections, without HTTP."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def writing(folder: Path, **settings: Any) -> Iterator[TableWriter]:
         yield writer
     finally:
         writer.close(timeout_ms=60_000)
+
+
+@contextmanager
+def failing(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[TableWriter]:
+    """A writer whose commits fail with an error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with writing(folder) as writer:
+        monkeypatch.setattr(writer._writer, "submit", fail)
+        yield writer
 
 
 def committed(writer: TableWriter, *rows: dict[str, Any]) -> int:
@@ -85,11 +97,7 @@ def test_server_errors_are_logged_and_hidden_from_clients(
     message: str,
     reached: bool,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    with writing(tmp_path) as writer:
-        monkeypatch.setattr(writer._writer, "submit", fail)
+    with failing(tmp_path, monkeypatch, error) as writer:
         with pytest.raises(RequestRejected, match=message) as refusal:
             committed(writer, {"n": 1})
         assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "5"})
@@ -105,13 +113,8 @@ def test_server_errors_are_logged_and_hidden_from_clients(
 def test_a_full_buffer_differs_from_a_commit_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
-    """Both are a TimeoutError; of one of them it is known that nothing is committed."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    with writing(tmp_path) as writer:
-        monkeypatch.setattr(writer._writer, "submit", fail)
+    """Both errors are a TimeoutError, but after a full buffer it is certain that nothing was committed."""
+    with failing(tmp_path, monkeypatch, error) as writer:
         with pytest.raises(RequestRejected, match=message) as refusal:
             committed(writer, {"n": 1})
         assert refusal.value.status == 503

@@ -1,4 +1,4 @@
-"""Two tenants of one table, one of them hostile: the other's events are committed, and soon."""
+"""Two tenants of one table, one of them hostile: the events of the other are committed in time."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_thousands_of_partitions_are_refused_and_the_neighbour_of_the_batch_is_c
 
 
 def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: IngestProcess, lake: Path) -> None:
-    """Many requests of few partitions each: the neighbour has not to wait for all of them."""
+    """Many requests of few partitions each do not delay the neighbour by all of them."""
     each = PARTITIONS_MAX - 1
     flood = [sending([{"kind": f"f{r}-{n}", "n": 0} for n in range(each)], HOSTILE) for r in range(8)]
     replies = at_once(service, *flood, victim(10), victim(11))
@@ -129,7 +129,7 @@ def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: I
         of_commits[part.created_ms] = of_commits.get(part.created_ms, 0) + 1
     assert max(of_commits.values()) <= PARTITIONS_MAX
     assert len({p.partition for p in table.snapshot().parts if p.partition.startswith("kind=f")}) == 8 * each
-    # Both of the neighbour's requests are in one commit, which is none of the last.
+    # Both requests of the neighbour are in one commit, and not in the last one.
     own = {r.said["commit"] for r in replies[8:]}
     assert len(own) == 1
     times = sorted(int(r.said["commit"].partition("-")[0]) for r in replies)
@@ -137,7 +137,7 @@ def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: I
 
 
 def test_new_columns_end_at_columns_max(service: IngestProcess, lake: Path) -> None:
-    """Each request has few names, and together they would be many: also when they come at the same moment."""
+    """Each request has few names, but concurrent requests together have many."""
     with Client(service.endpoint) as client:
         assert client.send("events", {"kind": "visit", "n": -1}).status == 200
     names = iter(range(1_000))
@@ -173,11 +173,11 @@ def test_a_tenant_without_new_columns(tmp_path: Path) -> None:
         assert refused.said["message"].startswith("Events of this tenant bring no columns, and does not have")
         assert client.send("events", {"kind": "a", "n": 2, "m": None}).status == 200
         assert client.send("events", {"kind": "a", "m": 2}, key=VICTIM).status == 200
-        assert client.send("events", {"kind": "a", "m": 3}).status == 200  # it is there now
+        assert client.send("events", {"kind": "a", "m": 3}).status == 200  # the column exists now
 
 
 def test_bodies_of_one_tenant_do_not_block_others(tmp_path: Path) -> None:
-    """They are never sent whole, and until their time is over they are held."""
+    """The bodies are never sent whole, and take memory until their timeout."""
     limits = 'receive_timeout = "20s"\nbody_bytes_max = 200_000\nheld_bytes_max = 800_000\n[[table]]'
     text = config(tmp_path).replace("[[table]]", limits, 1)
     head = f"POST /v1/tables/events/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {HOSTILE}\r\n"
@@ -208,7 +208,7 @@ def test_the_check_warns_of_an_open_schema_that_tenants_share(tmp_path: Path) ->
     assert warnings(config(tmp_path, table=declared)) == ()
     alone = config(tmp_path).rpartition("[[tenant]]")[0]
     assert warnings(alone) == ()
-    # The table decides, not the file, once it is there.
+    # If the table exists, its schema policy counts, not that of the file.
     Table.create(tmp_path / "events", partition_by=["kind"], schema={"kind": "VARCHAR", "tenant": "VARCHAR"},
                  schema_policy="declared")  # fmt: skip
     assert warnings(config(tmp_path)) == ()

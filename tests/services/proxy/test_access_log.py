@@ -1,6 +1,4 @@
-"""The access log and its way to the stream: what a line says and what it never says, and that nobody who has a line to
-write waits for a stream that takes none.
-"""
+"""The access log: the contents of lines, redacted secrets, and writers that never wait for a blocked stream."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ LINES = [line(n) for n in range(MANY)]
 
 
 class Pipe:
-    """Its writing end is a stream as the proxy's standard output is; nobody reads the other unless told to."""
+    """A pipe. Its writing end is a stream like the proxy's standard output; only `read_lines` reads the other end."""
 
     def __init__(self) -> None:
         self.reads, writes = os.pipe()
@@ -104,7 +102,7 @@ class Pipe:
     def read_lines(self, count: int) -> list[bytes]:
         read = b""
         while read.count(b"\n") < count:
-            assert select.select([self.reads], [], [], DEADLINE_SECONDS)[0], "nothing comes"
+            assert select.select([self.reads], [], [], DEADLINE_SECONDS)[0], "no line arrived"
             read += os.read(self.reads, 65_536)
         return read.splitlines(keepends=True)
 
@@ -113,7 +111,7 @@ class Pipe:
 def pipe() -> Iterator[Pipe]:
     made = Pipe()
     yield made
-    os.close(made.reads)  # a writer that still waits is told so, and ends
+    os.close(made.reads)  # ends a writer that still waits
 
 
 def wait_until(what: Callable[[], object], saying: str) -> None:
@@ -144,13 +142,15 @@ def test_lines_are_whole_and_in_order() -> None:
 def test_writing_lines_does_not_wait_for_the_reader(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
     writer = LineWriter(pipe.stream, "access log", buffered_bytes_max=MANY * len(LINES[0]))
     for each in LINES * 2:
-        writer.write(each)  # for ever, if it waited
+        writer.write(each)  # would block for ever if it waited
     lost = writer.lost
-    assert MANY - 65_536 / len(LINES[0]) - 1 <= lost <= MANY, "all but what waits, and what the pipe took"
+    assert MANY - 65_536 / len(LINES[0]) - 1 <= lost <= MANY, "all lines except those in the buffer and in the pipe"
     assert reports(caplog) == ["The access log has no reader; lines are dropped. Requests are still served."], "once"
-    assert set(pipe.read_lines(2 * MANY - lost)) == set(LINES), "what was not dropped comes when somebody reads"
+    assert set(pipe.read_lines(2 * MANY - lost)) == set(LINES), (
+        "lines that were not dropped arrive when the pipe is read"
+    )
     writer.write(line(7))
-    assert pipe.read_lines(1) == [line(7)], "and so does what is said then"
+    assert pipe.read_lines(1) == [line(7)], "and so do later lines"
     writer.close(DEADLINE_SECONDS)
     assert writer.lost == lost
 
@@ -162,7 +162,7 @@ def test_a_stream_without_a_reader_does_not_delay_the_exit(pipe: Pipe) -> None:
     assert writer.lost == 0
     writer.close(0.1)
     in_the_pipe = 65_536 // len(LINES[0])
-    assert writer.lost >= MANY - in_the_pipe - 20, "what was not written is counted, but for the piece at hand"
+    assert writer.lost >= MANY - in_the_pipe - 20, "unwritten lines are counted, except those being written"
     lost = writer.lost
     writer.write(line(1))
     assert writer.lost == lost + 1
@@ -180,7 +180,7 @@ def test_a_nonblocking_pipe_loses_no_line(pipe: Pipe) -> None:
 
 
 class Reluctant(io.RawIOBase):
-    """Takes seven bytes at a time, and fails at the times that it is told of."""
+    """A stream that takes seven bytes at a time, and fails at given writes."""
 
     def __init__(self, *failing: int) -> None:
         self.taken = b""
@@ -238,7 +238,7 @@ def test_logging_writes_lines() -> None:
 
 @pytest.mark.process
 def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path) -> None:
-    """Neither the lines of the requests nor the log, where each says why it failed: the pipes are soon full."""
+    """Neither the access log nor the log, in which each request fails, is read: the pipes are soon full."""
     config = tmp_path / "proxy.toml"
     config.write_text(
         '[server]\nlisten = "127.0.0.1:0"\n'
@@ -255,7 +255,7 @@ def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path
     assert process.stdout is not None
     assert process.stderr is not None
     with process:
-        guard = threading.Timer(3 * DEADLINE_SECONDS, process.kill)  # else, who waits for it would wait for ever
+        guard = threading.Timer(3 * DEADLINE_SECONDS, process.kill)  # a hanging process would block the test for ever
         guard.start()
         try:
             endpoint = process.stderr.readline().decode().partition("listening on ")[2].partition(";")[0]
@@ -275,7 +275,7 @@ def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path
                     urllib.request.urlopen(url, timeout=DEADLINE_SECONDS)
                 refused.value.close()
                 assert refused.value.code == 503
-            assert len(select.select([process.stdout, process.stderr], [], [], 0)[0]) == 2, "both have something to say"
+            assert len(select.select([process.stdout, process.stderr], [], [], 0)[0]) == 2, "both pipes have output"
             process.terminate()
             assert process.wait() == 0
         finally:

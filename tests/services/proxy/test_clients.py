@@ -1,7 +1,7 @@
-"""Clients that know S3 and Parquet, and nothing of IceDB, read tables through a real proxy before a real S3 server.
+"""Clients without knowledge of IceDB read tables through a real proxy in front of a real S3 server.
 
-Each gets the rows that the table's own query gives, of the latest snapshot and of older ones, and no others: neither
-those of another tenant, nor those outside a scope, nor any with a wrong secret.
+Each client gets exactly the rows of the table's own query, for the latest snapshot and for older ones. It gets no rows
+of another tenant, none outside a scope, and none with a wrong secret.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.s3
 DOMAIN = "s3.example.com"
 MANY = 5_000
 LOG_SECONDS_MAX = 30
-# What their paths cannot say as it is, or what clients take for something of their own.
+# Values that paths must encode, or that clients could interpret.
 ODD = ["a b", "a/b", "100%", "x=y", "1+1", "%20", "zürich", "日本", "a&b?c#d", "*", "[x]", "..", "'q'", "", None]
 
 CONFIG = """
@@ -93,13 +93,13 @@ table = "{lake}/events"
 
 @dataclass(frozen=True)
 class ProxiedLake:
-    """A proxy, the table behind its bucket `events`, and what this holds, now and before its last merge and batch."""
+    """A proxy, the table of its bucket `events`, and its contents now and before the last merge and batch."""
 
     proxy: ProxyProcess
     events: Table
     latest: list[Group]
     older: list[Group]
-    #: When that was: a whole second, in unix milliseconds.
+    #: The time before them: a whole second, in unix milliseconds.
     before_ms: int
     acme: Access
     narrow: Access
@@ -110,7 +110,7 @@ class ProxiedLake:
 
 
 def _groups(table: Table, as_of: datetime | None = None) -> list[Group]:
-    """The table's own answer to what clients are asked."""
+    """Return the result of the clients' query from the table itself."""
     groups = table.query("SELECT u, count(*), sum(v) FROM t GROUP BY u ORDER BY u", as_of=as_of).fetchall()
     return [(u, rows, int(total)) for u, rows, total in groups]
 
@@ -123,7 +123,7 @@ def world(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     _insert(events, 0)
     second = _insert(events, 1)
     before_ms = (second // 1000 + 1) * 1000
-    time.sleep(max(0.0, before_ms / 1000 + 0.01 - time.time()))  # what follows is later than that second
+    time.sleep(max(0.0, before_ms / 1000 + 0.01 - time.time()))  # later commits are after that second
     assert events.merge().merged_parts > 0
     _insert(events, 2)
     odd = Table.create(f"{lake}/odd", partition_by=["name"], storage_options=options)
@@ -141,7 +141,7 @@ def world(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def _insert(table: Table, number: int) -> int:
-    """A batch of four partitions. Its time."""
+    """Insert a batch of four partitions and return its time."""
     rows = range(number * 80, number * 80 + 80)
     commit = table.insert([{"d": f"2026-11-{20 + n % 2}", "u": 41 + n % 4 // 2, "n": n, "v": n * n} for n in rows])
     assert commit.created_ms is not None
@@ -149,7 +149,7 @@ def _insert(table: Table, number: int) -> int:
 
 
 def _make_many(path: Path) -> None:
-    """A table of many parts in a folder, each with the row of the first: partition `p=<number>`, and `n = 7`."""
+    """Create a table of many parts in a folder, each a copy of the first: partition `p=<number>`, and `n = 7`."""
     table = Table.create(path, path_columns={"p": "BIGINT"}, storage_options={"fsync": "false"})
     (first,) = table.insert([{"p": 0, "n": 7}]).parts
     handle, now_ms = table.handle, table.handle.clock.now_ms()
@@ -163,7 +163,7 @@ def _make_many(path: Path) -> None:
 
 
 def _logged(world: ProxiedLake, seen: int, enough: Callable[[list[str]], bool]) -> list[str]:
-    """The requests since `seen` lines of the access log, as path and query: each is logged after it was answered."""
+    """Return path and query of requests after `seen` lines of the access log, which follow the responses."""
     deadline = time.monotonic() + LOG_SECONDS_MAX
     while True:
         lines = [f"{unquote(line['path'])}?{line['query']}" for line in world.proxy.access_log()[seen:]]
@@ -201,7 +201,7 @@ def test_a_bucket_with_a_time_shows_that_snapshot(world: ProxiedLake, client: st
     assert CLIENTS[client](world.acme, name, "u", "v") == world.older != world.latest
 
 
-# The others check a bucket's name, take what is before the `@` for a user, or sign the `@` otherwise than S3 does.
+# Other clients check the bucket's name, parse the text before `@` as a user, or sign the `@` differently from S3.
 @pytest.mark.parametrize("client", ["duckdb", "chdb", "pyarrow", "pandas"])
 def test_a_bucket_with_a_readable_time_shows_that_snapshot(world: ProxiedLake, client: str) -> None:
     result = CLIENTS[client](world.acme, f"events@{world.before:%Y-%m-%dT%H:%M:%SZ}", "u", "v")
@@ -376,7 +376,7 @@ def test_duckdb_globs_over_many_parts_page_by_page(world: ProxiedLake) -> None:
     numbers = "regexp_extract(file, 'p=(\\d+)/', 1)::BIGINT"
     result = con.sql(f"SELECT count(*), count(DISTINCT {numbers}), sum({numbers})::BIGINT FROM glob('s3://many/**')")
     assert result.fetchall() == [(MANY, MANY, MANY * (MANY - 1) // 2)]
-    # DuckDB may begin more than once; the proxy has as many pages.
+    # DuckDB may start more than one listing.
     lines = _logged(world, seen, lambda result: len(_further(result)) >= MANY // 1_000 - 1)
     assert len(_further(lines)) == MANY // 1_000 - 1
     rows = "read_parquet('s3://many/**/*.parquet', hive_partitioning = true)"

@@ -1,4 +1,4 @@
-"""Connections that do not behave, over real sockets: clients that stop reading their answers, connect and say nothing,
+"""Misbehaving connections over real sockets: clients that stop reading their responses, connect and send nothing,
 do not shake hands for TLS, or send what is no HTTP. None of them keeps others out, and the log tells what they got.
 """
 
@@ -34,7 +34,7 @@ KEY = AccessKey("ACMEKEY1", "secret-of-acme-1")
 
 @dataclass(frozen=True)
 class OnePartLake:
-    """A table with one part that is larger than what the system keeps for a client that does not read."""
+    """A table with one part that is larger than the system's buffers for a client that does not read."""
 
     table: str
     path: str
@@ -63,7 +63,7 @@ def sockets() -> Iterator[ExitStack]:
 
 
 def signed_request(port: int, path: str, *, more: Iterable[str] = ()) -> bytes:
-    """A signed request's head."""
+    """Return the head of a signed request."""
     headers = signed_headers("GET", f"http://127.0.0.1:{port}{path}", {}, b"", key=KEY)
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers), *more, "", ""]
     return "\r\n".join(lines).encode()
@@ -74,7 +74,7 @@ def unsigned(path: str = "/events", *more: str) -> bytes:
 
 
 def connect(port: int, context: ssl.SSLContext | None = None, *, keeps: int | None = None) -> socket.socket:
-    """`keeps`: how much the client's system keeps of what is not read."""
+    """Connect. `keeps` limits the receive buffer of the client."""
     sock = socket.socket()
     if keeps is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, keeps)
@@ -84,7 +84,7 @@ def connect(port: int, context: ssl.SSLContext | None = None, *, keeps: int | No
 
 
 def rest_of(sock: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Read until the server closes the connection."""
     pieces = []
     with suppress(ConnectionError):
         while piece := sock.recv(65_536):
@@ -93,7 +93,7 @@ def rest_of(sock: socket.socket) -> bytes:
 
 
 def statuses(port: int, sent: bytes, context: ssl.SSLContext | None = None) -> list[int]:
-    """Of all answers on one connection, until the server closes it."""
+    """Return the statuses of all responses on a connection until the server closes it."""
     with connect(port, context) as sock:
         sock.sendall(sent)
         return [reply.status for reply in replies(rest_of(sock))]
@@ -116,7 +116,7 @@ def files_of(proxy: ProxyProcess) -> int:
 
 
 def allow_files(pid: int, wanted: int) -> None:
-    """At least so many, for a process of ours; the system's limit permitting."""
+    """Raise the limit of open files of a process, as far as the system allows."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     if soft < wanted:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
@@ -132,7 +132,7 @@ def test_a_client_that_stops_reading_is_disconnected(
     certificates: Path,  # noqa: F811
     tls: bool,
 ) -> None:
-    """His connections are free while he stays, and the end of the process, which may take an hour, is not held up."""
+    """The connections of such a client are freed, and do not delay the exit, which may take an hour."""
     server = 'connections = 4\nsend_timeout = "1s"\nstop_timeout = "1h"\n'
     server += with_tls(certificates) if tls else ""
     with ProxyProcess(lake.config(server)) as proxy:
@@ -149,7 +149,7 @@ def test_a_client_that_stops_reading_is_disconnected(
 
 
 def test_unread_responses_do_not_block_others(lake: OnePartLake, sockets: ExitStack) -> None:
-    """Of somebody who is known. Each answer is short, and the last would wait for its place for ever."""
+    """An authenticated client does not read. Responses are short, and the last one would wait for ever."""
     with ProxyProcess(lake.config('connections = 2\nsend_timeout = "1s"\nstop_timeout = "1h"')) as proxy:
         question = signed_request(proxy.port, f"/events/{'a' * 900}")
         full = [sockets.enter_context(connect(proxy.port, keeps=4096)) for _ in range(2)]
@@ -158,7 +158,7 @@ def test_unread_responses_do_not_block_others(lake: OnePartLake, sockets: ExitSt
         left = {sock: memoryview(question * 40_000) for sock in full}
 
         def fill() -> bool:
-            """Until they are closed for that their answers are not taken."""
+            """Send until the server closes the connections because their responses are not read."""
             for sock in list(left):
                 try:
                     left[sock] = left[sock][sock.send(left[sock][:1_000_000]) :]
@@ -180,7 +180,9 @@ def test_an_unauthenticated_client_gets_one_response_per_connection(lake: OnePar
     with ProxyProcess(lake.config("")) as proxy:
         assert statuses(proxy.port, unsigned(path) * 3) == [200 if path == "/-/health" else 403]
         listing = signed_request(proxy.port, "/events?list-type=2")
-        assert statuses(proxy.port, listing * 2 + unsigned()) == [200, 200, 403], "who is known gets more"
+        assert statuses(proxy.port, listing * 2 + unsigned()) == [200, 200, 403], (
+            "an authenticated client gets several responses"
+        )
 
 
 # ------------------------------------------------------------------------------------------ before there is a request
@@ -207,7 +209,7 @@ def metric(proxy: ProxyProcess, name: str) -> float:
 
 
 def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
-    """600 of them at 50 connections, and no time limit that would help: the proxy has files left for all others."""
+    """With 600 clients, 50 connections and long timeouts, the proxy has open files left for other clients."""
     allow_files(os.getpid(), 2_000)
     with ProxyProcess(lake.config("connections = 50\n" + with_tls(certificates))) as proxy:
         resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (300, 300))
@@ -224,7 +226,7 @@ def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitS
 
 
 def test_a_tls_connection_beyond_the_limit_gets_503(lake: OnePartLake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
-    """When all connections are in use, those that do not shake hands make room for each other and for the next."""
+    """If all connections are in use, those without a handshake are evicted for each other and for the next."""
     server = 'connections = 2\nstop_timeout = "0s"\n' + with_tls(certificates)
     with ProxyProcess(lake.config(server)) as proxy:
         for _ in range(2):
@@ -254,7 +256,7 @@ def test_it_accepts_again_once_files_can_be_opened(lake: OnePartLake, sockets: E
 
 
 def test_a_malformed_body_fails_only_its_request(lake: OnePartLake) -> None:
-    """Its request is answered once, the access log tells with what, and standard error says nothing."""
+    """The request gets one response, which the access log has, and standard error stays empty."""
     with ProxyProcess(lake.config("")) as proxy:
         port, chunked = proxy.port, "Transfer-Encoding: chunked"
         assert statuses(port, unsigned("/at-once", chunked) + b"ZZZ\r\n") == [403]
@@ -278,7 +280,7 @@ def test_a_malformed_body_fails_only_its_request(lake: OnePartLake) -> None:
 
 
 def test_a_malformed_body_after_the_response_closes_the_connection(lake: OnePartLake) -> None:
-    """Health and metrics are answered before their bodies, if there are any, have come."""
+    """Health and metrics respond without waiting for the bodies of requests."""
     with ProxyProcess(lake.config("")) as proxy, connect(int(proxy.admin.rpartition(":")[2])) as sock:
         sock.sendall(b"POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert sock.recv(65_536).startswith(b"HTTP/1.1 405 ")

@@ -1,4 +1,4 @@
-"""What one tenant may use: requests are counted, bytes are spent over time, and idle tenants are forgotten."""
+"""Limits of tenants: concurrent requests, bytes over time, and idle tenants that are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 
 
 class ManualTime:
-    """Seconds that pass only while somebody sleeps."""
+    """A clock that only `sleep` moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,7 +22,7 @@ class ManualTime:
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
-        await asyncio.sleep(0)  # others may go on meanwhile
+        await asyncio.sleep(0)  # lets other tasks run
 
 
 def tenant(name: str = "acme", *, requests: int | None = None, bytes_per_second: int | None = None) -> Tenant:
@@ -128,7 +128,7 @@ def test_downloads_of_a_tenant_take_turns() -> None:
 
     asyncio.run(both())
     assert time.now == pytest.approx(17)
-    # Once all wait, and until the first is through, each has one of three turns.
+    # While all three wait, each gets one of three turns.
     assert all(sorted(order[n : n + 3]) == ["a", "b", "c"] for n in range(3, 12)), order
 
 

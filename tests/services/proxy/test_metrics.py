@@ -1,4 +1,4 @@
-"""The numbers of the proxy: of how many tenants they are kept, and that collecting them stops nobody."""
+"""Metrics of the proxy: the limit on tenants, and scrapes that do not block requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLINE_SECONDS = 20
 
 
 def samples(metrics: ProxyMetrics, name: str) -> dict[tuple[str, ...], float]:
-    """By the values of their labels, those of the tenant first."""
+    """Return samples by the values of their labels, the tenant first."""
     return {
         tuple(value for _, value in sorted(sample.labels.items(), reverse=True)): sample.value
         for family in text_string_to_metric_families(metrics.text().decode())
@@ -47,7 +47,7 @@ def test_metrics_of_the_least_recent_tenants_are_dropped() -> None:
     assert samples(metrics, "icedb_proxy_sent_bytes_total") == {("first",): 400, ("third",): 100}
     answer(metrics, "second")
     assert "first" not in metrics.text().decode(), "with all of its labels"
-    assert samples(metrics, "icedb_proxy_sent_bytes_total")["second",] == 100, "who comes back begins anew"
+    assert samples(metrics, "icedb_proxy_sent_bytes_total")["second",] == 100, "a tenant that returns starts at 0"
     assert samples(metrics, "icedb_proxy_request_seconds_count") == {("GetObject",): 6, ("HeadObject",): 1}
 
 

@@ -1,8 +1,8 @@
-"""What the proxy answers is what S3 answers: asked side by side with a real S3 server that holds the same objects.
+"""The proxy responds like a real S3 server that has the same objects.
 
-Both get the same signed questions, and status, code, headers and parsed XML are compared. Where the server of the tests
-does not do what AWS documents, `test_differences_of_the_test_server_from_s3` says AWS's rule, which the proxy follows.
-What S3 has and the proxy refuses, and what only the proxy has, is below.
+Both get the same signed requests, and status, code, headers and parsed XML are compared. If the test server differs
+from the documentation of AWS, `test_differences_of_the_test_server_from_s3` has AWS's rule, which the proxy follows.
+Later tests cover what the proxy rejects and S3 supports, and what only the proxy has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 @dataclass(frozen=True)
 class ProxyAndServer:
-    """The same objects twice: behind the proxy, and in a bucket of the same name."""
+    """The same objects behind the proxy and in a bucket of a real server."""
 
     proxy: AppSide
     server: ServerSide
@@ -89,7 +89,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Itera
 
 
 def listed(answer: Heard) -> dict[str, Any]:
-    """What a listing says, without what two endpoints may well tell differently."""
+    """Return the fields of a listing, without those that may differ between endpoints."""
     if answer.status != 200:
         return {"status": answer.status, "code": answer.code}
     root = ET.fromstring(answer.body)
@@ -133,7 +133,7 @@ AFTER = ["", "d=2026-11-20", "d=2026-11-21/u=10", "e"]
 
 
 def is_inside(prefix: str, delimiter: str, after: str) -> bool:
-    """Whether a listing begins in the middle of what would be a common prefix; that is a test of its own."""
+    """Return whether a listing starts inside a common prefix, which another test covers."""
     return bool(delimiter) and after.startswith(prefix) and delimiter in after[len(prefix) :]
 
 
@@ -195,10 +195,10 @@ def all_pages(side: Side, bucket: str, version: int, parameters: dict[str, str])
     ("rule", "parameters", "expected"),
     [
         # "Sets the maximum number of keys returned ... By default, the action returns up to 1,000 key names. The
-        # response might contain fewer keys but will never contain more": S3 says 1000 for whatever is above.
+        # response might contain fewer keys but will never contain more": S3 returns 1000 for larger numbers.
         ("more than 1,000", {"max-keys": "1001"}, {"MaxKeys": "1000", "IsTruncated": "false"}),
         ("more than 1,000", {"max-keys": "2147483647"}, {"MaxKeys": "1000", "IsTruncated": "false"}),
-        # An empty page is not truncated: there is no key from which to go on.
+        # An empty page is not truncated: there is no key after which to continue.
         ("none", {"max-keys": "0"}, {"MaxKeys": "0", "IsTruncated": "false", "keys": [], "prefixes": []}),
         # The range of the argument is that of a signed 32-bit integer.
         ("no number", {"max-keys": "2147483648"}, {"status": 400, "code": "InvalidArgument"}),
@@ -207,14 +207,14 @@ def all_pages(side: Side, bucket: str, version: int, parameters: dict[str, str])
         ("no number", {"max-keys": "1.0"}, {"status": 400, "code": "InvalidArgument"}),
         # "Valid Values: url".
         ("encoding", {"encoding-type": "base64"}, {"status": 400, "code": "InvalidArgument"}),
-        # Tokens are the endpoint's own; another text is refused: "The continuation token provided is incorrect".
+        # Tokens are specific to an endpoint. Other texts are rejected: "The continuation token provided is incorrect".
         ("token", {"list-type": "2", "continuation-token": "d=2026"}, {"status": 400, "code": "InvalidArgument"}),
         ("token", {"list-type": "2", "continuation-token": ""}, {"status": 400, "code": "InvalidArgument"}),
         ("type", {"list-type": "3"}, {"status": 400, "code": "InvalidArgument"}),
         # "Amazon S3 starts listing after this specified key": keys after it that share a prefix become that prefix.
         ("inside", {"delimiter": "/", "marker": "d=2026-11-20/u=1/"}, {"prefixes": ["d=2026-11-20/", "d=2026-11-21/"]}),
         ("inside", {"delimiter": "/", "marker": "d=2026-11-20/z"}, {"prefixes": ["d=2026-11-21/"]}),
-        # One that is given as it was told is told no more: so does paging by NextMarker end.
+        # A common prefix as the marker is not repeated, so that paging by NextMarker ends.
         ("told", {"delimiter": "/", "marker": "d=2026-11-20/"}, {"prefixes": ["d=2026-11-21/"]}),
     ],
 )
@@ -257,16 +257,16 @@ NO_RANGES = [
 
 
 def described(answer: Heard, names: tuple[str, ...] = HEADERS) -> dict[str, Any]:
-    """What an answer about an object says, without what two endpoints may well tell differently."""
+    """Return the fields of a response for an object, without those that may differ between endpoints."""
     fields = {"status": answer.status, "code": answer.code} | {n: answer.headers.get(n) for n in names}
     if answer.status >= 400:
-        fields.pop("content-length", None)  # of the text that explains it
+        fields.pop("content-length", None)  # the length of the error document
         fields.pop("accept-ranges", None)
     return fields
 
 
 def some_object(pair: ProxyAndServer) -> tuple[str, int, str]:
-    """Path, size, and virtual key of one whose name needs encoding."""
+    """Return path, size and virtual key of an object whose name needs encoding."""
     key = next(k for k in pair.keys if "a%20b" in k)
     return f"/{pair.bucket}/{key}", len(pair.objects[key]), key
 
@@ -288,7 +288,7 @@ def test_a_range_is_that_of_a_real_server(pair: ProxyAndServer, text: str, metho
     parameters = {"range": text.format(size=size, last=size - 1, over=size + 1_000)}
     proxy = pair.proxy.ask(method, path, headers=parameters)
     # HeadObject: "If the Range is satisfiable, only the ContentLength is affected in the response. If [not], S3 returns
-    # a 416". The server of the tests ignores it there.
+    # a 416". The test server ignores it for HEAD.
     server = pair.server.ask("GET", path, headers=parameters)
     names = HEADERS if server.status == 206 else ("content-range",)
     expected = described(server, names) | ({} if method == "GET" else {"code": ""})
@@ -302,7 +302,7 @@ def test_a_range_is_that_of_a_real_server(pair: ProxyAndServer, text: str, metho
 @pytest.mark.parametrize("text", NO_RANGES)
 def test_an_invalid_or_multiple_range_returns_the_whole_object(pair: ProxyAndServer, text: str, method: str) -> None:
     # RFC 9110, 14.2: "A server MUST ignore ... a Range header field ... that contains an unknown range unit", and one
-    # that is malformed; S3: "doesn't support retrieving multiple ranges". The server of the tests says 416, or gives
+    # that is malformed; S3: "doesn't support retrieving multiple ranges". The test server returns 416, or
     # the first of several.
     path, size, key = some_object(pair)
     whole = pair.proxy.ask(method, path, headers={"range": text})
@@ -312,7 +312,7 @@ def test_an_invalid_or_multiple_range_returns_the_whole_object(pair: ProxyAndSer
 
 
 def conditions(of: Heard) -> list[dict[str, str]]:
-    """Each condition alone, true and false, and each two and three of them together."""
+    """Return each condition alone, true and false, and all combinations of two and three."""
     etag, date = of.headers["etag"], parsedate_to_datetime(of.headers["last-modified"])
     before, same, after = (format_datetime(date + timedelta(seconds=s), usegmt=True) for s in (-60, 0, 60))
     choices = {
@@ -352,7 +352,7 @@ def test_conditions_go_before_ranges(pair: ProxyAndServer) -> None:
         assert pair.proxy.ask("GET", path, headers=parameters | {"if-match": '"other"'}).status == 412
         assert pair.proxy.ask("GET", path, headers=parameters | {"if-match": etag}).status == status
         assert pair.proxy.ask("GET", path, headers=parameters | {"if-range": etag}).status == status
-        # Of another version than the client has a piece of, the whole object is wanted (RFC 9110, 13.1.5).
+        # If the object changed, the client needs the whole object (RFC 9110, 13.1.5).
         assert pair.proxy.ask("GET", path, headers=parameters | {"if-range": '"other"'}).status == 200
         assert (
             pair.proxy.ask("GET", path, headers=parameters | {"if-range": "Sat, 21 Nov 1998 00:00:00 GMT"}).status
@@ -364,7 +364,7 @@ def test_conditions_go_before_ranges(pair: ProxyAndServer) -> None:
 @pytest.mark.parametrize(
     ("number", "headers", "status", "code"),
     [
-        # An object that was put at once is one part. The server of the tests ignores the parameter for it.
+        # An object without multipart upload has one part. The test server ignores the parameter for it.
         ("1", {}, 206, ""),
         ("2", {}, 416, "InvalidPartNumber"),
         ("10000", {}, 416, "InvalidPartNumber"),
@@ -462,7 +462,7 @@ def test_a_bucket_in_the_host_equals_one_in_the_path(
     key, *_ = listed(by_path)["keys"][0]
     by_host = side.ask("GET", f"/{key}", host=f"events.{DOMAIN}")
     assert by_host.body == side.ask("GET", f"/events/{key}").body != b""
-    # The bucket's name is no part of the path then, and the domain itself is the service.
+    # The path does not have the bucket's name, and the domain itself is the service.
     assert side.ask("GET", f"/events/{key}", host=f"events.{DOMAIN}").code == "NoSuchKey"
     assert names_of(side.ask("GET", "/", host=DOMAIN), "Name") == ["events"]
     assert side.ask("GET", "/", host=f"others.{DOMAIN}").code == "NoSuchBucket"
@@ -526,7 +526,7 @@ def test_an_object_has_one_version(pair: ProxyAndServer) -> None:
     for version in ("1", "x"):
         proxy, server = (side.ask("GET", path, {"versionId": version}) for side in pair.sides)
         assert described(proxy, ()) == described(server, ()) == {"status": 404, "code": "NoSuchVersion"}
-    # Clients name the operation; S3 ignores what it does not know.
+    # Clients send the name of the operation. S3 ignores unknown parameters.
     assert pair.proxy.ask("GET", path, {"x-id": "GetObject"}).status == 200
 
 
@@ -577,11 +577,11 @@ def test_a_get_is_redirected_to_the_store(runner: asyncio.Runner, tables: TableC
             assert got.read() == body
         head = side.ask("HEAD", f"/events/{key}")
         assert (head.status, head.headers["content-length"]) == (200, str(len(body)))
-    # Clients ask again with the same range; what needs no bytes is answered here.
+    # Clients repeat the request with the same range. The proxy itself responds if no bytes are needed.
     ranged = side.ask("GET", f"/events/{key}", headers={"range": "bytes=4-11"})
     with urlopen(Request(ranged.headers["location"], headers={"range": "bytes=4-11"}), timeout=60) as got:
         assert (got.status, got.read()) == (206, body[4:12])
-    assert side.ask("GET", f"/events/{key}", {"partNumber": "1"}).status == 206  # an address says nothing of parts
+    assert side.ask("GET", f"/events/{key}", {"partNumber": "1"}).status == 206  # a presigned URL has no part number
     assert side.ask("GET", f"/events/{key}", headers={"range": f"bytes={len(body)}-"}).status == 416
     assert side.ask("GET", f"/events/{key}", headers={"if-none-match": head.headers["etag"]}).status == 304
     assert side.ask("GET", "/events/none").status == 404
@@ -622,5 +622,5 @@ def test_an_unneeded_body_is_read_and_compared_with_its_hash(pair: ProxyAndServe
     assert pair.proxy.ask("GET", at, signed_body=b"something").code == "XAmzContentSHA256Mismatch"
     assert pair.proxy.ask("GET", at, body=b"x" * BODY_BYTES_MAX).status == 200
     large = pair.proxy.ask("GET", at, body=b"x" * (BODY_BYTES_MAX + 1))
-    # What is left of it is never read: the connection ends with the answer.
+    # The rest of the body is not read, so the connection closes.
     assert (large.status, large.code, large.headers["connection"]) == (400, "EntityTooLarge", "close")

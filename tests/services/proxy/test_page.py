@@ -1,4 +1,4 @@
-"""What docs/proxy.md shows is true: its configuration is served, its programs and commands run against that."""
+"""The examples of docs/proxy.md: its configuration is served, and its programs and commands run against it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVE = "icedb proxy --config proxy.toml"
 
 
 def program_of(page: Path, *, until: str = "", since: str = "") -> str:
-    """The lines of the page's program before or after the one that has a text."""
+    """Return the lines of the page's program before or after the line that has a text."""
     lines = whole_program(page).splitlines()
     number = next(n for n, line in enumerate(lines) if (until or since) in line)
     return "\n".join(lines[:number] if until else [""] * number + lines[number:])
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_examples_of_the_page_give_their_output(folder: Path) -> None:
-    """The tenant's programs run in a process of their own, as ClickHouse and pyarrow like it."""
+    """The tenant's programs run in a separate process, as ClickHouse and pyarrow need it."""
     extension = subprocess.run(
         [sys.executable, "-c", "from duckdb_extension_httpfs import __file__; print(__file__)"],
         capture_output=True, text=True, check=True,

@@ -1,5 +1,5 @@
-"""The process around the proxy, with real processes and sockets: it starts or says why not, takes over changed tenants,
-ends in order, and cannot be kept busy by clients that say nothing. Its metrics and access log tell what it did.
+"""The process of the proxy, with real processes and sockets: start and its errors, reload of tenants, shutdown, silent
+clients, metrics and access log.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LONG_KEY, LONG_SECRET = "LONGKEY1", "secret-of-long-1"
 
 @dataclass(frozen=True)
 class OnePartTable:
-    """A table with one part of some megabytes, and how a configuration names it."""
+    """A table with one part of some megabytes, and configurations for it."""
 
     table: str
     key: str
     content: bytes
 
     def config(self, server: str = "", *, key: str = KEY, secret: str = SECRET) -> str:
-        """`slow` gets the part in some seconds, `long` in some minutes."""
+        """Tenant `slow` downloads the part in some seconds, `long` in some minutes."""
         tenants = (("acme", key, secret, ""), ("slow", SLOW_KEY, SLOW_SECRET, "bytes_per_second = 700000"),
                    ("long", LONG_KEY, LONG_SECRET, "bytes_per_second = 20000"))  # fmt: skip
         return f'[server]\nlisten = "127.0.0.1:0"\n{server}\n' + "".join(
@@ -67,7 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> OnePartTable:
 
 @pytest.fixture(scope="module")
 def proxy(world: OnePartTable) -> Iterator[ProxyProcess]:
-    """One that the tests here share, which none of them changes. It waits for nobody's request long."""
+    """A proxy that the tests share and do not change, with a short header timeout."""
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"\nheader_timeout = "1s"')) as started:
         yield started
 
@@ -87,12 +87,12 @@ def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
 
 
 def body_of(world: OnePartTable, endpoint: str, key: str, secret: str) -> Any:
-    """A download whose answer has begun."""
+    """Start a download and return its body."""
     return client(endpoint, key, secret).get_object(Bucket="events", Key=world.key)["Body"]
 
 
 def code_of(ask: Callable[[], object]) -> str:
-    """The code of S3's error; nothing: there was none."""
+    """Return the S3 error code, or an empty string."""
     try:
         ask()
     except ClientError as error:
@@ -121,7 +121,7 @@ def connect(proxy: ProxyProcess) -> socket.socket:
 
 
 def rest_of(sock: socket.socket) -> bytes:
-    """What still comes until the server closes."""
+    """Read until the server closes the connection."""
     pieces = []
     try:
         while piece := sock.recv(65_536):
@@ -206,18 +206,18 @@ def test_the_tenants_can_be_changed_without_a_restart(world: OnePartTable, tmp_p
         codes = lambda key, secret: code_of(client(proxy.endpoint, key, secret).list_buckets)  # noqa: E731
         assert (codes(KEY, SECRET), codes("ACMEKEY2", "secret-of-acme-2")) == ("", "InvalidAccessKeyId")
 
-        # Told by a signal.
+        # Reload by a signal.
         path.write_text(world.config(key="ACMEKEY2", secret="secret-of-acme-2"))
         proxy.signal(signal.SIGHUP)
         wait_until(lambda: not codes("ACMEKEY2", "secret-of-acme-2"), "the new key is not known")
         assert codes(KEY, SECRET) == "InvalidAccessKeyId"
 
-        # Found by itself.
+        # Reload after a change of the file.
         path.write_text(world.config(key="ACMEKEY3", secret="secret-of-acme-3"))
         wait_until(lambda: not codes("ACMEKEY3", "secret-of-acme-3"), "the file's change was not found")
         assert codes("ACMEKEY2", "secret-of-acme-2") == "InvalidAccessKeyId"
 
-        # What is wrong changes nothing, and is said once.
+        # An invalid file changes nothing, and is reported once.
         path.write_text("this is no configuration")
         wait_until(lambda: "the tenants are unchanged" in proxy.errors(), "nothing was logged")
         proxy.signal(signal.SIGHUP)
@@ -280,7 +280,7 @@ def test_a_hanging_store_does_not_delay_the_exit(world: OnePartTable) -> None:
                 f"GET {url.partition(str(proxy.port))[2]} HTTP/1.1\r\nHost: 127.0.0.1:{proxy.port}\r\n\r\n".encode()
             )
             silent.settimeout(DEADLINE_SECONDS)
-            with silent.accept()[0]:  # a thread of the proxy asks
+            with silent.accept()[0]:  # a thread of the proxy connects
                 proxy.signal(signal.SIGTERM)
                 assert proxy.wait() == 0
 
@@ -315,14 +315,14 @@ def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProc
         at_once.sendall(whole + half)
         later.sendall(whole)
         assert rest_of(at_once).endswith(b"ok\n")
-        time.sleep(1.5)  # longer than a request may take: a connection at rest is kept
+        time.sleep(1.5)  # longer than the header timeout: idle connections stay
         assert later.recv(65_536).startswith(b"HTTP/1.1 200 OK")
         later.sendall(half)
         assert not rest_of(later).startswith(b"HTTP/1.1")
 
 
 def test_a_thousand_slow_clients_do_not_block_others(world: OnePartTable) -> None:
-    """Though none of them is closed for its slowness here: those that wait longest make room for who comes."""
+    """The timeouts are long, so only the eviction of idle connections makes room."""
     _allow_files(3_000)
     config = world.config('connections = 100\nheader_timeout = "1h"')
     with ProxyProcess(config) as proxy, ExitStack() as sockets:
@@ -335,7 +335,7 @@ def test_a_thousand_slow_clients_do_not_block_others(world: OnePartTable) -> Non
                 assert code_of(client(proxy.endpoint).list_buckets) == ""
         wait_until(lambda: sum(map(is_closed, slow)) >= 900, "they were not closed")
         assert not is_closed(slow[-1])
-        assert body.read() == world.content, "whoever was being answered is not disturbed"
+        assert body.read() == world.content, "a response in progress is not disturbed"
         assert proxy.alive()
 
 
@@ -376,7 +376,7 @@ def _allow_files(wanted: int) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two certificates of this machine, `a` and `b`, and their keys."""
+    """Create two certificates, `a` and `b`, and their keys."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make a certificate with")
     folder = tmp_path_factory.mktemp("certificates")
@@ -397,7 +397,7 @@ def test_tls(world: OnePartTable, certificates: Path) -> None:
         trusting = ssl.create_default_context(cafile=str(certificates / "a.pem"))
         assert get(f"{proxy.endpoint}/-/health", trusting) == (200, "ok\n")
         with connect(proxy) as silent:
-            assert rest_of(silent) == b"", "who does not shake hands is closed"
+            assert rest_of(silent) == b"", "a connection without a handshake is closed"
 
 
 def test_a_key_of_another_certificate_is_one_line_and_status_2(
@@ -413,7 +413,7 @@ def test_a_key_of_another_certificate_is_one_line_and_status_2(
 
 
 def value(proxy: ProxyProcess, name: str, **labels: str) -> float:
-    """A sample of the metrics now."""
+    """Return a current sample of the metrics."""
     for family in text_string_to_metric_families(get(f"{proxy.admin}/metrics")[1]):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:

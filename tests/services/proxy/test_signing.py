@@ -1,6 +1,6 @@
-"""Who asks the proxy: requests of real clients are verified, changed ones are refused, and each rule has its code.
+"""Authentication: requests of real clients are verified, changed ones are rejected, and each rule has its code.
 
-The clients send their requests to a server that records them; nothing here decides what they sign or how they spell it.
+The clients send their requests to a server that records them, so the clients alone decide what they sign.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.support.proxy.proxy_signatures import (
     unix_ms,
 )
 
-#: What the tests here sign is of this time, and so is the proxy's clock.
+#: The time of signatures and of the proxy's clock.
 AT = "20261121T100000Z"
 NOW_MS = unix_ms(AT)
 
@@ -97,7 +97,7 @@ def _boto3(address: str) -> S3Client:
 
 
 def ask(*calls: Callable[[], object]) -> None:
-    """Whatever a client makes of the answer: there is nothing."""
+    """Send requests and ignore the errors of the client: the server has no data."""
     for call in calls:
         with suppress(Exception):
             call()
@@ -193,7 +193,7 @@ def with_chdb(address: str) -> None:
         ask(partial(chdb.query, f"SELECT * FROM {table} {once}"))
 
 
-#: And how many requests each makes at least: one that asks nothing would show nothing.
+#: Clients with their minimum number of requests, so that a client without requests fails the test.
 CLIENTS = {
     with_boto3: 40,
     with_presigned_addresses_of_boto3: 19,
@@ -208,7 +208,7 @@ CLIENTS = {
 
 @pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.__name__.removeprefix("with_"))
 def recorded(request: pytest.FixtureRequest) -> list[S3Request]:
-    """What one client sent, each request once."""
+    """The distinct requests that a client sent."""
     with Recorder().running() as recorder:
         request.param(recorder.address)
     requests = {(r.method, r.path, r.query): r for r in recorder.requests}
@@ -230,14 +230,14 @@ def test_requests_of_real_clients_are_verified(recorded: list[S3Request]) -> Non
 
 
 def other(character: str) -> str:
-    """Another one, of the same kind: what is malformed is found before what is wrong."""
+    """Return another character of the same kind, because malformed texts are rejected before wrong ones."""
     if character.isdigit():
         return str((int(character) + 1) % 10)
     return "x" if character != "x" else "y"
 
 
 def changed_once(text: str) -> Iterator[str]:
-    """With each of its characters changed, and one more at its end."""
+    """Yield the text with each character changed, and with one more at its end."""
     for i, character in enumerate(text):
         yield text[:i] + other(character) + text[i + 1 :]
     yield text + "x"
@@ -267,7 +267,7 @@ def mutants(request: S3Request) -> Iterator[S3Request]:
 def test_one_byte_changed_is_refused(recorded: list[S3Request]) -> None:
     async def refuse_all() -> int:
         refused = 0
-        # Requests of one client differ in what they ask for, not in how they are signed: some are enough.
+        # All requests of a client are signed alike, so some of them are enough.
         for request in recorded[:: max(1, len(recorded) // 8)]:
             for mutant in mutants(request):
                 with pytest.raises(S3Error):
@@ -340,7 +340,7 @@ PUT_SHA256 = "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"
 def test_examples_of_aws(
     method: str, path: str, query: str, more: dict[str, str], payload: str, signature: str
 ) -> None:
-    """Those of "Authenticating Requests: Using the Authorization Header" in S3's API reference."""
+    """The examples of "Authenticating Requests: Using the Authorization Header" in S3's API reference."""
     headers = {"host": AWS_HOST, "x-amz-content-sha256": payload, "x-amz-date": AWS_AT} | more
     value = f"Credential={AWS_KEY_ID}/{AWS_SCOPE},SignedHeaders={';'.join(sorted(headers))},Signature={signature}"
     request = S3Request(method, path, query, (*headers.items(), ("authorization", f"AWS4-HMAC-SHA256 {value}")))
@@ -369,7 +369,7 @@ PRESIGNED = presigned(BARE, at=AT)
 
 
 def with_header(request: S3Request, name: str, value: str | None) -> S3Request:
-    """With one more, another, or (None) without."""
+    """Return the request with a header added, replaced, or (None) removed."""
     headers = tuple((n, v) for n, v in request.headers if n != name)
     return replace(request, headers=headers if value is None else (*headers, (name, value)))
 
@@ -379,14 +379,14 @@ def authorized(value: str) -> S3Request:
 
 
 def edited(old: str, new: str) -> S3Request:
-    """SIGNED with other text in its Authorization header."""
+    """Return SIGNED with a changed Authorization header."""
     value = SIGNED.header("authorization") or ""
     assert old in value
     return with_header(SIGNED, "authorization", value.replace(old, new))
 
 
 def requery(old: str, new: str) -> S3Request:
-    """PRESIGNED with other text in its query."""
+    """Return PRESIGNED with a changed query."""
     assert old in PRESIGNED.query
     return replace(PRESIGNED, query=PRESIGNED.query.replace(old, new))
 
@@ -630,7 +630,7 @@ def test_neither_errors_nor_the_log_have_expected_signatures(caplog: pytest.LogC
     assert not [text for text in [SECRET, "CanonicalRequest", "AWS4-HMAC-SHA256\n", *rights] if text in output]
 
 
-# Whatever comes
+# Random requests
 
 text_of_bytes = st.binary(max_size=60).map(lambda b: b.decode("latin-1"))
 fragments = st.sampled_from(

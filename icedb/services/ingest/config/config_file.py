@@ -154,14 +154,14 @@ def load_config(
 
 
 def _server(document: dict[str, Any], context: ConfigContext, place: str) -> IngestSettings:
-    given = resolve_listen_settings(
+    values = resolve_listen_settings(
         explicit_settings(decode_document(document, _IngestServerDocument, place), _SERVER_DURATIONS, place),
         context,
         place,
     )
     names = ("body_bytes_max", "held_bytes_max", "events_max")
-    check_positive({n: given.get(n) for n in names}, place)
-    settings = IngestSettings(**given)
+    check_positive({n: values.get(n) for n in names}, place)
+    settings = IngestSettings(**values)
     check_listening(settings, place)
     if settings.held_bytes_max < settings.body_bytes_max:
         raise InvalidOption(
@@ -178,29 +178,29 @@ def _table(
     document: dict[str, Any], context: ConfigContext, file: str, of_segment: set[str | None], *, number: int
 ) -> TableSettings:
     place = f"{file}: table {_label(document, number)}"
-    given = explicit_settings(decode_document(document, _IngestTableDocument, place), _TABLE_DURATIONS, place)
-    if not _NAME.fullmatch(given["name"]):
+    values = explicit_settings(decode_document(document, _IngestTableDocument, place), _TABLE_DURATIONS, place)
+    if not _NAME.fullmatch(values["name"]):
         raise InvalidOption(
             f"{place}: the name is invalid. Use 1 to 100 letters, digits, '.', '_' or '-', without '.' at the start: "
             "it is part of a URL."
         )
-    given["uri"] = canonical_uri(given["uri"], "uri", place, context)
+    values["uri"] = canonical_uri(values["uri"], "uri", place, context)
     limits = ("rows_max", "bytes_max", "pending_bytes_max", "partitions_max", "columns_max")
-    check_positive({n: given.get(n) for n in limits}, place)
-    if not given.get("create"):
+    check_positive({n: values.get(n) for n in limits}, place)
+    if not values.get("create"):
         for name in _CREATE_SETTINGS:
-            if name in given:
+            if name in values:
                 raise InvalidOption(
                     f"{place}: {name} applies only to the creation of a table. Set create = true, or remove {name}."
                 )
     for name in ("partition_by", "sort_by", "required"):
-        given[name] = tuple(given.get(name, ()))
-    if given["name"] in of_segment:
-        given.setdefault("id_column", SEGMENT_ID)
-        if given.get("create"):
-            given["schema"] = {**SEGMENT_SCHEMA, **given.get("schema", {})}
-    _check_own_columns(given, place)
-    settings = TableSettings(**given)
+        values[name] = tuple(values.get(name, ()))
+    if values["name"] in of_segment:
+        values.setdefault("id_column", SEGMENT_ID)
+        if values.get("create"):
+            values["schema"] = {**SEGMENT_SCHEMA, **values.get("schema", {})}
+    _check_own_columns(values, place)
+    settings = TableSettings(**values)
     if settings.pending_bytes_max < settings.bytes_max:
         raise InvalidOption(
             f"{place}: pending_bytes_max ({settings.pending_bytes_max}) is less than bytes_max ({settings.bytes_max}). "
@@ -209,10 +209,10 @@ def _table(
     return settings
 
 
-def _check_own_columns(given: Mapping[str, Any], place: str) -> None:
+def _check_own_columns(values: Mapping[str, Any], place: str) -> None:
     settings: dict[str, str] = {}
     for name in ("id_column", "tenant_column", "received_column"):
-        column = given.get(name)
+        column = values.get(name)
         if column is None:
             continue
         if not column.strip() or column.casefold() == PARTITION_COLUMN:

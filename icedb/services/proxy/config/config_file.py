@@ -116,16 +116,16 @@ def load_config(
 
 
 def _server(document: dict[str, Any], context: ConfigContext, place: str) -> ServerSettings:
-    given = resolve_listen_settings(
+    values = resolve_listen_settings(
         explicit_settings(decode_document(document, _ProxyServerDocument, place), _SERVER_DURATIONS, place),
         context,
         place,
     )
-    check_positive({"tables_open": given.get("tables_open")}, place)
-    given["domains"] = tuple(_domain(d, place) for d in given.get("domains", ()))
-    if not re.fullmatch(r"[a-z0-9-]+", given.get("region", "any")):
+    check_positive({"tables_open": values.get("tables_open")}, place)
+    values["domains"] = tuple(_domain(d, place) for d in values.get("domains", ()))
+    if not re.fullmatch(r"[a-z0-9-]+", values.get("region", "any")):
         raise InvalidOption(f"{place}: region is invalid. Use lower-case letters, digits and '-', as in us-east-1.")
-    settings = ServerSettings(**given)
+    settings = ServerSettings(**values)
     check_listening(settings, place)
     return settings
 
@@ -141,23 +141,23 @@ def _domain(text: str, place: str) -> str:
 def _control_plane(document: dict[str, Any] | None, context: ConfigContext, place: str) -> ControlPlaneSettings | None:
     if document is None:
         return None
-    given = explicit_settings(decode_document(document, _ControlPlaneDocument, place), _CONTROL_PLANE_DURATIONS, place)
-    check_positive({"entries": given.get("entries")}, place)
-    if not _is_plain_url(given["url"]):  # not in the message: it may hold a password
+    values = explicit_settings(decode_document(document, _ControlPlaneDocument, place), _CONTROL_PLANE_DURATIONS, place)
+    check_positive({"entries": values.get("entries")}, place)
+    if not _is_plain_url(values["url"]):  # not in the message: it may hold a password
         raise InvalidOption(
             f"{place}: url is invalid. Start it with http:// or https://, without user, query or fragment. Set "
             "token_env for a token."
         )
-    given["tables"] = tuple(canonical_uri(t, "one of tables", place, context) for t in given["tables"])
-    if not given["tables"] or "/" in given["tables"]:
+    values["tables"] = tuple(canonical_uri(t, "one of tables", place, context) for t in values["tables"])
+    if not values["tables"] or "/" in values["tables"]:
         raise InvalidOption(
             f'{place}: tables has no location. List the locations of all its tables: tables = ["s3://lake/"].'
         )
-    if "token_env" in given:
-        given["token"] = context.variable(given.pop("token_env"), "token_env", place=place)
-        if not re.fullmatch(r"[!-~]+", given["token"]):
+    if "token_env" in values:
+        values["token"] = context.variable(values.pop("token_env"), "token_env", place=place)
+        if not re.fullmatch(r"[!-~]+", values["token"]):
             raise InvalidOption(f"{place}: the token is invalid. Set its variable to ASCII characters without spaces.")
-    return ControlPlaneSettings(**given)
+    return ControlPlaneSettings(**values)
 
 
 def _is_plain_url(text: str) -> bool:

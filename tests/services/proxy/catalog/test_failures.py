@@ -1,6 +1,6 @@
-"""What the proxy answers while its store fails, a table is damaged or gone, or a client does not take its bytes.
+"""Responses of the proxy if its store fails, a table is damaged or deleted, or a client does not read.
 
-The table lies in a store whose time is the test's, and so is the proxy's; its faults are injected.
+The test controls the clocks of the store and the proxy, and injects the faults of the store.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ async def test_a_deleted_table_is_not_shown_as_empty() -> None:
 
 
 class Pieces:
-    """Stands in for the store's stream: as many pieces as asked for, then perhaps an error; says when it is over."""
+    """A fake stream of the store: some pieces, then optionally an error. It records its end."""
 
     def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
         self._pieces = pieces
@@ -178,7 +178,7 @@ class Pieces:
         try:
             for piece in self._pieces:
                 self.given += 1
-                await asyncio.sleep(0)  # a store is waited for
+                await asyncio.sleep(0)  # a store takes time
                 yield piece
             if self._error is not None:
                 raise self._error
@@ -189,7 +189,7 @@ class Pieces:
 async def download(
     world: World, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, *, client: Any = None, **settings: Any
 ) -> list[dict[str, Any]]:
-    """What was sent of a download. `client` gets each message, and an event that it may set when it leaves."""
+    """Return the sent messages of a download. `client` gets each message, and an event to set for a disconnect."""
     (key,) = world.add("u=1")
     monkeypatch.setattr(icedb.services.proxy.app, "open_stream", pieces.open)
     app = make_app(world.tables(), [world.bucket()], **settings)
@@ -206,7 +206,7 @@ async def download(
             await client(message, left)
 
     await app(question("GET", f"/events/{key}"), receive, send)
-    assert pieces.ended  # though nothing collects garbage
+    assert pieces.ended  # without garbage collection
     return sent
 
 
@@ -242,7 +242,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
         pieces = Pieces(*(str(n).encode() for n in range(10)))
         sent = await download(World(), pieces, monkeypatch, client=stand_still, send_timeout_ms=50)
         assert pieces.given == 2
-        assert sent[-1]["more_body"]  # half an answer: the server breaks the connection off
+        assert sent[-1]["more_body"]  # an incomplete response: the server closes the connection
 
     asyncio.run(work())
 

@@ -1,7 +1,7 @@
-"""Queries through a real proxy while the table behind it changes: each answer is of one snapshot, whole.
+"""Queries through a real proxy while its table changes: each result is of one whole snapshot.
 
-Every batch has rows in several partitions whose values sum to zero over all of them, and over nothing less. So half
-a batch shows in an answer, and so does a part beside the part that it was merged into.
+The values of each batch sum to zero only over all of its rows, which are in several partitions. So a result shows half
+a batch, and also a part together with the merged part that replaced it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.s3
 
 PARTITIONS = 3
 ROWS = 2 * PARTITIONS
-# What was replaced is deleted after the grace, which is short, so that it happens here. A query that takes longer than
-# that may find a part gone, as it may with any reader.
+# The grace is short, so that replaced parts are deleted during the test. A query that takes longer may find a part
+# deleted, as with any reader.
 TIMING = Timing(max_skew_ms=1_000, commit_timeout_ms=3_000, grace_ms=6_000)
 SECONDS_MIN = 10
 SECONDS_MAX = 90
@@ -57,20 +57,20 @@ table = "{lake}/sessions"
 
 @dataclass
 class WriterHistory:
-    """What a writer has done so far. Times are of the monotonic clock, in seconds."""
+    """The operations of the writer so far. Times are seconds of the monotonic clock."""
 
-    #: When each batch was committed, the first being number 0.
+    #: Time of the commit of each batch, from number 0.
     committed: list[float] = field(default_factory=list)
-    #: When each merge that replaced parts began and ended.
+    #: Start and end of each merge that replaced parts.
     merges: list[tuple[float, float]] = field(default_factory=list)
     deleted_parts: int = 0
-    #: Unix milliseconds. Nothing of that time, or earlier, can still come.
+    #: Unix milliseconds. No later commit has this or an earlier time.
     quiet_ms: int = 0
 
 
 @dataclass(frozen=True)
 class ClientQuery:
-    """A question, and what was answered; the error, if that is what came."""
+    """A query of a client with its result or error."""
 
     client: str
     began: float
@@ -81,7 +81,7 @@ class ClientQuery:
 
 @dataclass(frozen=True)
 class ChangingLake:
-    """A proxy, and the lake with its tables."""
+    """A proxy and the location of its tables."""
 
     acme: Access
     lake: str
@@ -101,7 +101,7 @@ def world(s3_server: S3Server) -> Iterator[ChangingLake]:
 
 
 def insert(table: Table, changes: WriterHistory) -> None:
-    """The next batch: two rows in each partition, whose values are only nothing when all are there."""
+    """Insert the next batch: rows in each partition whose values sum to 0 only if none is missing."""
     number = len(changes.committed)
     values = [*(number + p for p in range(1, ROWS)), -sum(number + p for p in range(1, ROWS))]
     table.insert([{"batch": number, "p": n % PARTITIONS, "v": v} for n, v in enumerate(values)])
@@ -109,7 +109,7 @@ def insert(table: Table, changes: WriterHistory) -> None:
 
 
 def change(table: Table, changes: WriterHistory, stop: threading.Event, *, cleanup: bool) -> None:
-    """Insert, merge and clean up, until told to stop. A merge replaces log files, too."""
+    """Insert, merge and clean up until `stop` is set. A merge also replaces log files."""
     while not stop.is_set():
         insert(table, changes)
         if len(changes.committed) % 2 == 0:
@@ -123,7 +123,7 @@ def change(table: Table, changes: WriterHistory, stop: threading.Event, *, clean
 
 @contextmanager
 def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[WriterHistory, Future[None]]]:
-    """The table changes in the background inside the block."""
+    """Change the table in the background during the block."""
     changes, stop = WriterHistory(), threading.Event()
     insert(table, changes)
     with ThreadPoolExecutor(1) as pool:
@@ -136,13 +136,13 @@ def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[WriterHistory, Fu
 
 
 def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list[ClientQuery]:
-    """Ask the same again and again."""
+    """Repeat a query until `stop` is set."""
     queries = []
     while not stop.is_set():
         began = time.monotonic()
         try:
             answer = ask(access, "changing", "batch", "v")
-        except Exception as error:  # whatever a client raises; it is looked at later
+        except Exception as error:  # any error of a client; checked later
             queries.append(ClientQuery(client, began, time.monotonic(), [], error))
         else:
             queries.append(ClientQuery(client, began, time.monotonic(), answer))
@@ -150,7 +150,7 @@ def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list
 
 
 def wait_for(condition: Callable[[], bool], writer: Future[None], changes: WriterHistory) -> None:
-    """Until it holds; the writer must be well meanwhile."""
+    """Wait for a condition, and fail if the writer ends before."""
     deadline = time.monotonic() + SECONDS_MAX
     while not condition():
         assert not writer.done(), writer.exception()
@@ -185,12 +185,12 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: Changin
     for one in good:
         batches = len(one.answer)
         assert one.answer == [(number, ROWS, 0) for number in range(batches)], one
-        # What was committed before the proxy can have looked last is there; what was not begun is not.
+        # The result has all batches from before the last possible refresh, and none from after the end.
         assert batches >= sum(at < one.began - REFRESH_SECONDS for at in changes.committed), one
         assert batches <= sum(at < one.ended for at in changes.committed) + 1, one
     for client in ASKING:
         sizes = [len(a.answer) for a in good if a.client == client]
-        assert sizes == sorted(sizes), client  # no step back in time
+        assert sizes == sorted(sizes), client  # results never go back in time
     assert any(a.began < ended and begun < a.ended for a in good for begun, ended in changes.merges)
     assert len({len(a.answer) for a in good}) > 3
 

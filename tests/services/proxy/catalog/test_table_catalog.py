@@ -1,7 +1,7 @@
-"""What the proxy shows of a table that changes: every answer of one snapshot, and what looks cost.
+"""Views of a table that changes: each response is of one snapshot, and refreshes have a known cost.
 
-The table lies in a store whose time is the test's, and so is the proxy's: requests to the store are counted between two
-moments, whatever the machine does meanwhile.
+The test controls the clocks of the store and the proxy. So it can count the requests to the store within a period, even
+on a busy machine.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def test_fifty_concurrent_requests_share_one_refresh(kind: str) -> None:
     world.advance(10)
     answers = await together(50, ask)
     assert answers == [key if kind == "keys" else [key]] * 50
-    # A time that has only just begun takes a look of its own by the next who asks for it: two at most.
+    # The current millisecond may need one more refresh.
     assert world.listings == 1
     assert world.store.counts["get"] == 2  # the spec, and the log file
 
@@ -95,7 +95,7 @@ async def test_a_quiet_table_costs_one_listing_per_interval_and_nothing_between(
             world.advance(REFRESH_MS // 10)
         assert [r.kind for r in world.store.requests] == ["list"]
     world.store.requests.clear()
-    world.advance(HOUR_MS)  # nobody asks: nobody looks
+    world.advance(HOUR_MS)  # without requests there are no refreshes
     assert world.store.requests == []
 
 
@@ -129,7 +129,7 @@ async def test_any_number_of_guessed_keys_costs_one_listing_per_interval() -> No
             assert not await is_there(tables, bucket, f"u=1/guess-{n}.parquet")
         assert world.listings == before + 1
     before = world.listings
-    assert not await is_there(tables, other, key)  # there, but not for them
+    assert not await is_there(tables, other, key)  # it exists, but outside the scope
     assert world.listings == before
 
 
@@ -187,7 +187,7 @@ async def test_a_part_is_held_as_long_if_the_log_file_of_its_tombstone_is_merged
     world.advance(HOLD_MS - MINUTE_MS)
     assert await is_there(tables, bucket, old)
     assert await is_there(world.tables(), bucket, old)
-    # Whoever has not seen the first of the two log files cannot know how early it came, but how late at most.
+    # A proxy that has not read the first log file knows only the latest possible time of its publication.
     world.advance(late_ms + 1)
     assert not await is_there(tables, bucket, old)
     assert not await is_there(world.tables(), bucket, old)
@@ -201,7 +201,7 @@ async def test_a_part_is_held_from_the_publication_of_a_late_commit() -> None:
     tables = world.tables()
     assert await is_there(tables, bucket, old)
     said_ms = world.clock.now_ms() + MINUTE_MS
-    world.advance(6 * MINUTE_MS)  # the writer was asleep between its time and its put
+    world.advance(6 * MINUTE_MS)  # the writer paused between choosing its time and the put
     key = world.table.handle.keys.data_prefix + old
     world.write_log(said_ms, [Marker(key, 10, said_ms - MINUTE_MS, tombstoned_ms=said_ms)])
     world.advance(HOLD_MS)
@@ -225,7 +225,7 @@ async def test_a_part_is_not_shown_before_its_commit_nor_as_of_another_time() ->
     tables = world.tables()
     assert await is_there(tables, bucket, first, before_ms)
     assert not await is_there(tables, bucket, second, before_ms)
-    # Held is what somebody may have listed as the latest; a time never shows what was gone then.
+    # A part is held for listings of the latest state; an as-of time never shows a part that was replaced before.
     after_ms = world.clock.now_ms() - 1
     assert await is_there(tables, bucket, first)
     assert not await is_there(tables, bucket, first, after_ms)
@@ -251,7 +251,7 @@ PATHS = [
         (["u=10", "u=11"], ["d=1/u=10", "d=1/u=11"]),
         (["d=1"], ["d=1/u=1", "d=1/u=10", "d=1/u=11", "d=1", "d=1/u=1/v=1"]),
         (["u=a%20b"], ["d=2/u=a%20b"]),
-        # Two spellings of one value are that value.
+        # Two spellings of a value are the same value.
         (["u=\u0439"], ["d=2/u=%D0%B9", "d=2/u=\u0439"]),
         (["u=__HIVE_DEFAULT_PARTITION__"], ["d=2/u=__HIVE_DEFAULT_PARTITION__"]),
         (["u=3"], []),
@@ -355,7 +355,7 @@ async def test_a_time_has_one_view_despite_later_changes() -> None:
         assert await shown(tables, bucket, at_ms) == keys
         assert await shown(world.tables(), bucket, at_ms) == keys
         assert await is_there(world.tables(), bucket, keys[n], at_ms)
-    # Of what was committed at that time and could not be seen, the proxy that told the view says nothing new.
+    # A late commit with an earlier time does not change a view that was shown.
     world.write_log(at_ms - 1, [Marker(world.table.handle.keys.part("u=2", "late"), 10, at_ms - 1)])
     world.advance(REFRESH_MS + 1)
     assert await shown(tables, bucket, at_ms) == keys
@@ -369,7 +369,7 @@ async def test_concurrent_requests_for_a_time_get_one_view_while_the_table_chang
     tables = world.tables()
     await shown(tables, bucket)
     world.advance(1)
-    at_ms = world.clock.now_ms() + 30_000  # of clients whose clocks are ahead: each asks for a look of its own
+    at_ms = world.clock.now_ms() + 30_000  # a time ahead, for which each request needs a refresh
     loop = asyncio.get_running_loop()
     asking: list[asyncio.Task[list[str]]] = []
 
@@ -377,7 +377,7 @@ async def test_concurrent_requests_for_a_time_get_one_view_while_the_table_chang
         asking.append(asyncio.ensure_future(shown(tables, bucket, at_ms)))
 
     def meanwhile(request: Request) -> None:
-        """After each listing: a moment passes, there is one more part, and one more who asks."""
+        """After each listing, advance the time, add a part, and start another request."""
         if request.kind == "list" and len(asking) < 10:
             loop.advance(1)  # type: ignore[attr-defined]
             world.add("u=2")
@@ -435,7 +435,7 @@ async def test_a_client_may_request_its_current_time_but_no_future_time() -> Non
     tables = world.tables()
     world.advance(MINUTE_MS)
     await shown(tables, bucket)
-    keys.extend(world.add("u=2"))  # not seen by a look yet
+    keys.extend(world.add("u=2"))  # not refreshed yet
     world.advance(1)
     assert await shown(tables, bucket, world.clock.now_ms()) == sorted(keys)
     for ahead_ms in (1, AHEAD_MS_MAX):
@@ -459,7 +459,7 @@ async def test_the_number_of_open_tables_is_limited() -> None:
     for bucket in buckets[2:]:
         await shown(tables, bucket)
     assert world.listings == 5
-    await shown(tables, buckets[0])  # was let go, and takes the place of the one that nobody asked for longest
+    await shown(tables, buckets[0])  # was closed, and replaces the least recently used table
     await shown(tables, buckets[3])
     assert (tables.open_count, world.listings) == (3, 6)
 
@@ -476,10 +476,10 @@ def test_the_number_of_cached_views_is_limited() -> None:
     assert remembered.get(8, since=8.5) is None
     shared = remembered.get(9)
     assert shared is not None
-    for n in range(20, 24):  # views that share their keys take little
+    for n in range(20, 24):  # views that share their keys count once
         remembered.put(n, replace(shared, as_of_ms=n), at=n)
     assert len(remembered) == 5
-    remembered.put(30, view(30, 1_000))  # larger than all: one view is always kept
+    remembered.put(30, view(30, 1_000))  # larger than the limit: one view is always kept
     assert (len(remembered), remembered.get(30) is not None) == (1, True)
     remembered.clear()
     remembered.put(31, view(31, 100))
@@ -488,7 +488,7 @@ def test_the_number_of_cached_views_is_limited() -> None:
 
 @in_still_loop
 async def test_a_session_keeps_its_view_during_other_requests() -> None:
-    """A commit with an earlier time comes late; the view of the session's time is told as it was."""
+    """A late commit with an earlier time does not change the cached view of the session."""
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
@@ -523,7 +523,7 @@ async def test_an_expired_time_costs_one_refresh_for_many_requests() -> None:
 
 @in_still_loop
 async def test_a_state_from_before_the_machine_slept_is_refreshed() -> None:
-    """The loop's clock stands while a machine sleeps."""
+    """The clock of the loop stops while a machine sleeps."""
     world = World()
     (old,) = world.add("u=1")
     bucket = world.bucket()
@@ -553,7 +553,7 @@ def test_many_scopes_of_one_table_are_each_made_once(monkeypatch: pytest.MonkeyP
 
 
 def fill_with(world: World, parts: int) -> None:
-    """Log files with so many markers; objects there are none."""
+    """Write log files with that many markers, without parts."""
     keys = world.table.handle.keys
     for n in range(20):
         t_ms = world.clock.now_ms() + n

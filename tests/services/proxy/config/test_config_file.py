@@ -1,4 +1,4 @@
-"""The proxy's configuration: what a good one becomes, what each wrong one is told, and that no error shows a secret."""
+"""The configuration of the proxy: valid files, the error of each invalid file, and no secret in an error."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def control_plane(**changes: str) -> str:
     return "[control_plane]\n" + "\n".join(f"{n} = {v}" for n, v in values.items() if v)
 
 
-#: What is wrong, and the words that its error has; all errors name the file.
+#: Invalid files, with texts of their errors. All errors name the file.
 WRONG = {
     "no file": (None, ["cannot be read", "Make it readable"]),
     "no TOML": ("[server]\nlisten = me", ["not valid TOML", "line 2"]),
@@ -361,7 +361,7 @@ def test_an_error_has_its_place_and_no_secret(case: str, tmp_path: Path) -> None
 
 
 def test_the_parts_of_the_invalid_files_are_valid(tmp_path: Path) -> None:
-    """Else an error of the table above could be about something else."""
+    """Otherwise an error of the table above could have another cause."""
     for text in (TENANT, bucket(), server(""), control_plane(), key(f'id = "ACMEKEY1", secret = "{SECRET}"')):
         load_config(written(tmp_path, text), {})
 

@@ -1,6 +1,6 @@
-"""Where the proxy finds tenants: the file, also while it changes, and a control plane, a real one over HTTP.
+"""Tenant directories of the proxy: a file that changes, and a control plane over real HTTP.
 
-The control plane is an HTTP server of this process on 127.0.0.1; the clock of what is remembered is set by hand.
+The control plane is an HTTP server of this process on 127.0.0.1. The test controls the clock of the cache.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 
 SECRET = "sEcReT/that-must+not-be-shown"
 TOKEN = "tOkEn.that-must-not-be-shown"
-#: For what must happen, on a busy machine.
+#: Deadline of events that must happen, on a busy machine.
 DEADLINE_SECONDS = 20
-#: For what must not: longer than it takes here, and than all deadlines of a test.
+#: Deadline of events that must not happen: longer than all deadlines of a test.
 NEVER_SECONDS = 3 * DEADLINE_SECONDS
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @pytest.fixture(autouse=True)
 def _all_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No test's log, down to DEBUG and with those of the HTTP client, shows a secret."""
+    """Check that no log line, down to DEBUG and with those of the HTTP client, has a secret."""
     caplog.set_level(logging.DEBUG)
     yield
     logged = "\n".join(r.getMessage() for r in caplog.get_records("call"))
@@ -58,7 +58,7 @@ def _all_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @dataclass
 class TenantsConfig:
-    """A `proxy.toml` in a folder of its own."""
+    """A `proxy.toml` in its own folder."""
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class TenantsConfig:
         return self.folder / "proxy.toml"
 
     def write(self, *keys: str, server: str = "") -> None:
-        """One tenant, with these keys as TOML has them."""
+        """Write a file of one tenant with these keys in TOML."""
         self.path.write_text(f'[server]\n{server}\n[[tenant]]\nname = "acme"\nkeys = [{", ".join(keys)}]\n')
 
     def directory(self) -> FileDirectory:
@@ -86,9 +86,9 @@ def secret_of(directory: TenantDirectory, key_id: str) -> str | None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> TenantsConfig:
-    control_plane = TenantsConfig(tmp_path)
-    control_plane.write(inline("OLDKEY"))
-    return control_plane
+    config = TenantsConfig(tmp_path)
+    config.write(inline("OLDKEY"))
+    return config
 
 
 def test_the_file_directory_finds_the_owners_of_its_keys(file: TenantsConfig) -> None:
@@ -130,7 +130,7 @@ def test_an_invalid_file_changes_nothing(
     assert secret_of(directory, "OLDKEY") == SECRET
     assert "the tenants are unchanged" in caplog.text
     assert str(file.path) in caplog.text
-    assert not directory.changed(), "it would be read, and complained of, again and again"
+    assert not directory.changed(), "it would be read and reported repeatedly"
     file.write(inline("NEWKEY"))
     assert directory.changed()
     assert directory.reload()
@@ -143,7 +143,7 @@ def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsConfig) -> None:
     file.write('{ id = "KEY1", secret_file = "secret" }')
     directory = file.directory()
     other = file.folder / "other"
-    other.write_text(SECRET[::-1])  # as long, and its time is set below: told by its inode alone
+    other.write_text(SECRET[::-1])  # same size and time (set below), so only the inode differs
     before = secret.stat()
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     other.replace(secret)
@@ -180,7 +180,7 @@ def test_settings_of_the_server_take_a_restart(file: TenantsConfig, caplog: pyte
     directory = file.directory()
     file.write(inline("NEWKEY"), server='connections = 7\nregion = "eu-central-1"')
     file.path.write_text(f'{file.path.read_text()}[storage_options]\nAWS_SESSION_TOKEN = "{SECRET}"')
-    for _ in range(2):  # what is running is still the first
+    for _ in range(2):  # the running configuration is still the first one
         caplog.clear()
         assert directory.reload()
         assert (
@@ -190,7 +190,7 @@ def test_settings_of_the_server_take_a_restart(file: TenantsConfig, caplog: pyte
 
 
 class FixedDirectory:
-    """A directory of one key; of none: it cannot tell."""
+    """A directory of one key. Without a key, lookups fail."""
 
     def __init__(self, key_id: str | None, tenant: str = "acme") -> None:
         self.key_id = key_id
@@ -221,7 +221,7 @@ def test_the_first_directory_that_has_a_key_decides() -> None:
 
 @dataclass
 class LookupRequest:
-    """One request of the proxy."""
+    """A request of the proxy."""
 
     path: str
     query: dict[str, list[str]]
@@ -229,22 +229,22 @@ class LookupRequest:
 
 
 class FakeControlPlane:
-    """A control plane whose answer the test sets."""
+    """A control plane with a response that the test sets."""
 
     def __init__(self) -> None:
         self.requests: list[LookupRequest] = []
         self.status = 200
         self.headers: dict[str, str] = {}
-        #: None: the document of the key's owner.
+        #: The body of responses. None: the document of the key's owner.
         self.body: bytes | None = None
-        #: Not set: requests wait for it, after they were counted; those for keys that begin so.
+        #: Requests for keys with this prefix are counted, and then wait until `go_on` is set.
         self.holds = ""
         self.go_on = threading.Event()
         self.go_on.set()
-        #: Waited for after the headers.
+        #: Responses wait for this event after the headers.
         self.go_on_with_body = threading.Event()
         self.go_on_with_body.set()
-        #: Between a byte and the next.
+        #: Pause after each byte.
         self.pause_seconds = 0.0
         self._closing = threading.Event()
         self._server = _ControlPlaneServer(("127.0.0.1", 0), _handler(self))
@@ -253,7 +253,7 @@ class FakeControlPlane:
         self._thread.start()
 
     def answers(self, *, status: int = 200, body: object = None, **headers: str) -> None:
-        """From now on, with a body of bytes or of what JSON can say."""
+        """Set the response, with a body of bytes or a JSON value."""
         self.status = status
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
         self.body = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -279,7 +279,7 @@ class FakeControlPlane:
 
 class _ControlPlaneServer(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 100  # not 5: who finds it full tries again after a second, and then after more
+    request_queue_size = 100  # not 5: the system retries a full queue only after a second or more
 
 
 def _handler(service: FakeControlPlane) -> type[BaseHTTPRequestHandler]:
@@ -294,7 +294,7 @@ def _handler(service: FakeControlPlane) -> type[BaseHTTPRequestHandler]:
             if query["access_key_id"][0].startswith(service.holds):
                 service.go_on.wait(DEADLINE_SECONDS)
             body = service.body or json.dumps(document(query["access_key_id"][0])).encode()
-            with suppress(OSError):  # the proxy may have had enough
+            with suppress(OSError):  # the proxy may have disconnected
                 self.send_response(service.status)
                 for name, value in {"Content-Length": str(len(body)), **service.headers}.items():
                     self.send_header(name, value)
@@ -318,14 +318,14 @@ def document(key_id: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeControlPlane]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")  # the developer's own may not reach this machine
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")  # a proxy of the developer may not reach this machine
     control_plane = FakeControlPlane()
     yield control_plane
     control_plane.close()
 
 
 class ManualMilliseconds:
-    """Stands still until it is moved."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.ms = 0.0
@@ -342,7 +342,7 @@ def run(
     entries: int = 100,
     url: str = "",
 ) -> T:
-    """Work with a control plane: answers are believed for 60 s, and 5 s that nobody has a key."""
+    """Run work with a control plane that caches owners for 60 s and unknown keys for 5 s."""
     settings = ControlPlaneSettings(url or service.url, ("s3://lake",), TOKEN, timeout_ms=timeout_ms, entries=entries)
 
     async def worked() -> T:
@@ -357,7 +357,7 @@ def run(
 
 
 async def unavailable(control_plane: ControlPlane, key_id: str = "KEY1") -> bool:
-    """Whether that is what a client is told, and no more."""
+    """Return whether a lookup fails with ServiceUnavailable and its default message."""
     (outcome,) = await asyncio.gather(control_plane.find(key_id), return_exceptions=True)
     expected = S3Error("ServiceUnavailable")
     return isinstance(outcome, S3Error) and (outcome.code, outcome.message) == (expected.code, expected.message)
@@ -444,7 +444,7 @@ def test_a_revoked_key_is_rejected_when_its_cache_entry_expires(service: FakeCon
     run(service, work)
 
 
-#: What a control plane may answer that is no answer, and the reason that the log has.
+#: Invalid responses of a control plane, with the reason in the log.
 NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "500": ({"status": 500}, "status 500"),
     "401": ({"status": 401}, "status 401"),
@@ -485,13 +485,13 @@ def test_an_invalid_response_is_rejected_and_not_cached(
     async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
         service.answers(**wrong)
         assert await unavailable(control_plane)
-        assert await unavailable(control_plane), "that it failed is not remembered"
+        assert await unavailable(control_plane), "failures are not cached"
         assert len(service.requests) == 2
         service.answers()
         assert await control_plane.find("KEY1") is not None
         service.answers(**wrong)
         clock.ms = 60_000
-        assert await unavailable(control_plane), "what is too old is not used"
+        assert await unavailable(control_plane), "expired entries are not used"
         assert {a.path for a in service.requests} == {"/v1/keys"}
 
     run(service, work)
@@ -504,13 +504,13 @@ def test_an_invalid_response_is_rejected_and_not_cached(
 
 
 def test_a_response_is_not_decompressed(service: FakeControlPlane) -> None:
-    """A document of a few bytes could else become one of gigabytes."""
+    """A body of a few bytes could otherwise decompress to gigabytes."""
     service.answers(Content_Encoding="gzip")
 
     async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> KeyOwner | None:
         return await control_plane.find("KEY1")
 
-    assert run(service, work) is not None  # it is what it is, whatever it says of itself
+    assert run(service, work) is not None  # the header is ignored
 
 
 def test_an_unreachable_control_plane_is_unavailable(
@@ -528,7 +528,7 @@ def test_a_slow_response_is_a_failure(service: FakeControlPlane, slow: str, capl
     elif slow == "body":
         service.go_on_with_body.clear()
     else:
-        service.pause_seconds = 0.02  # each in time, all together never
+        service.pause_seconds = 0.02  # each byte is in time, the whole is not
     assert run(service, lambda control_plane, _: unavailable(control_plane), timeout_ms=400)
     assert "no response within 400 ms" in caplog.text
 
@@ -598,7 +598,7 @@ def test_a_response_is_cached_after_all_clients_disconnected(service: FakeContro
             await until(lambda: not control_plane._lookups)
         assert await control_plane.find("KEY1") is not None
         assert len(service.requests) == 2
-        gc.collect()  # a failure that nobody looked at complains when it is collected
+        gc.collect()  # an unretrieved exception is reported on collection
 
     run(service, work)
     assert complaints == []
@@ -630,7 +630,7 @@ def test_invented_keys_evict_no_tenant(service: FakeControlPlane) -> None:
         assert await control_plane.find("MADE-UP-4") is None
         assert len(service.requests) == 6
         assert await control_plane.find("MADE-UP-0") is None
-        assert len(service.requests) == 7, "of those, too, only some are remembered"
+        assert len(service.requests) == 7, "the cache of unknown keys is limited, too"
 
     run(service, work, entries=2)
 
@@ -642,7 +642,7 @@ def test_an_entry_in_use_is_renewed_before_it_expires(service: FakeControlPlane)
         service.go_on.clear()
         clock.ms = 45_000
         for _ in range(3):
-            assert await control_plane.find("KEY1") is first, "nobody waits for it"
+            assert await control_plane.find("KEY1") is first, "no request waits for the renewal"
         await until(lambda: len(service.requests) == 2)
         service.go_on.set()
         await until(lambda: not control_plane._lookups)
@@ -666,7 +666,7 @@ def test_an_entry_whose_renewal_fails_is_used_until_it_expires(service: FakeCont
             for _ in range(3):
                 assert await control_plane.find("KEY1") is first
                 await until(lambda: not control_plane._lookups)
-        assert len(service.requests) == 3, "not with each use"
+        assert len(service.requests) == 3, "not renewed at each use"
         clock.ms = 60_000
         assert await unavailable(control_plane)
 
@@ -688,7 +688,7 @@ def test_a_revoked_key_in_use_is_rejected_after_the_renewal(service: FakeControl
 
 @pytest.mark.long
 def test_unknown_keys_do_not_block_known_ones(service: FakeControlPlane) -> None:
-    """However many ask at the same time, for keys that take the control plane long."""
+    """The limit holds for any number of concurrent lookups of unknown keys with slow responses."""
     room = UNKNOWN_CONCURRENT + UNKNOWN_WAITING
 
     async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
@@ -704,13 +704,13 @@ def test_unknown_keys_do_not_block_known_ones(service: FakeControlPlane) -> None
         await control_plane.find("KEY1")
         await until(lambda: "KEY1" not in control_plane._lookups)
         assert len(service.requests) == 2 + UNKNOWN_CONCURRENT
-        clock.ms = 1_000_000  # and whoever comes back after a long time
+        clock.ms = 1_000_000  # also for a key whose entry expired long ago
         assert await control_plane.find("KEY1") is not None
         assert len(service.requests) == 3 + UNKNOWN_CONCURRENT
         service.status = 404
         service.go_on.set()
         assert await asyncio.gather(*strangers) == [None] * room
-        assert await control_plane.find("MADE-UP-TOO-1") is None, "there is room again"
+        assert await control_plane.find("MADE-UP-TOO-1") is None, "slots are free again"
 
     run(service, work)
 

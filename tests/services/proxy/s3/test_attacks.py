@@ -1,8 +1,8 @@
-"""Attacks on the proxy: each part of a request, tried by each class of attack, on a real proxy before a real store.
+"""Attacks on the proxy: each part of a request with each class of attack, on a real proxy and a real store.
 
-Each cell of the matrix says what is sent and what has to come back: the status and S3's code, or that the connection
-ends, where it is no HTTP. No answer tells anything of the store, the machine or another tenant, each is in the access
-log without what would let others repeat it, and after each the proxy serves a good request.
+Each cell of the matrix has a request and the expected outcome: status and S3 code, or the end of the connection for
+malformed HTTP. No response reveals anything of the store, the machine or another tenant. Each response is in the access
+log without secrets that allow a repetition. After each attack, the proxy serves a valid request.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from tests.support.proxy.proxy_attacks import (
 pytestmark = pytest.mark.s3
 
 DEADLINE_SECONDS = 60
-#: Beyond what the process takes for itself and a few tables.
+#: Memory beyond that of the process and a few tables.
 RSS_BYTES_MAX = 600 * 2**20
 NOBODY = Key("NOBODYKEY", "nobody/Secret+3=")
-#: More than the proxy takes at once from a socket.
+#: More than the proxy reads from a socket at a time.
 HUGE = 2**20
 ALL = ["1", "10", "2"]
 
@@ -55,7 +55,7 @@ def attacked_lake(s3_server: S3Server) -> Lake:
 
 @pytest.fixture(scope="module")
 def world(attacked_lake: Lake) -> Iterator[World]:
-    """A proxy that holds replaced parts for a moment, which is over."""
+    """A proxy whose hold time for replaced parts is over."""
     with attacked_lake.started("1s") as proxy:
         world = World(proxy, attacked_lake)
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -67,7 +67,7 @@ def world(attacked_lake: Lake) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def holding(attacked_lake: Lake) -> Iterator[World]:
-    """A proxy that holds replaced parts for as long as this runs."""
+    """A proxy that holds replaced parts for longer than the test."""
     with attacked_lake.started("7d") as proxy:
         yield World(proxy, attacked_lake)
 
@@ -80,13 +80,13 @@ Check = Callable[[World, Reply], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """What is sent, and the outcomes of what comes back, in their order: none when the connection only ends."""
+    """An attack and the expected outcomes in order; none if the connection only ends."""
 
     send: Callable[[World], Sent]
     outcomes: tuple[str, ...]
     #: Of the last answer.
     check: Check | None = None
-    #: Whether the connection may be cut while the client still sends: then it may not hear the answer.
+    #: Whether the connection may close while the client still sends, so that the response may be lost.
     cut: bool = False
 
 
@@ -95,7 +95,7 @@ def cell(send: Callable[[World], Sent], *outcomes: str, check: Check | None = No
 
 
 def shows(*users: str) -> Check:
-    """A listing of one live part for each of these users."""
+    """Check that the response lists one live part of each user."""
 
     def check(world: World, reply: Reply) -> None:
         assert reply.keys == [world.lake.live[u] for u in users]
@@ -129,7 +129,7 @@ def says(text: str) -> Check:
 
 
 def has_no(text: str) -> Check:
-    """Neither in a header nor in the body."""
+    """Check that neither the headers nor the body have a text."""
 
     def check(_: World, reply: Reply) -> None:
         assert text not in str(reply.headers) + reply.body.decode()
@@ -138,12 +138,12 @@ def has_no(text: str) -> Check:
 
 
 def live(world: World, user: str = "1", bucket: str = "events") -> str:
-    """The path of a live part."""
+    """Return the path of a live part."""
     return f"/{bucket}/{world.lake.live[user]}"
 
 
 def dead(world: World, user: str = "1", bucket: str = "events") -> str:
-    """The path of a part that was merged away."""
+    """Return the path of a part that was replaced by a merge."""
     return f"/{bucket}/{world.lake.dead[user]}"
 
 
@@ -382,7 +382,7 @@ def token(*fields: object) -> str:
 
 
 def token_of(w: World, bucket: str, who: Key = ACME) -> list[object]:
-    """What the first page of one key gives for the next."""
+    """Return the decoded continuation token of a page of one key."""
     [text] = w.send(w.ask(f"/{bucket}", "list-type=2&max-keys=1", who)).texts("NextContinuationToken")
     fields: list[object] = json.loads(base64.urlsafe_b64decode(text))
     return fields
@@ -391,7 +391,7 @@ def token_of(w: World, bucket: str, who: Key = ACME) -> list[object]:
 def with_token(
     bucket: str, *, of: str, who: Key = ACME, change: Callable[[list[object]], list[object]] = list
 ) -> Callable[[World], S3Request]:
-    """A page of a bucket, by the token of another listing, perhaps changed."""
+    """Request a page of a bucket with the token of another listing, changed or not."""
     return lambda w: listed(f"continuation-token={token(*change(token_of(w, of, who)))}", bucket)(w)
 
 
@@ -508,12 +508,12 @@ PARAMETERS = {
 
 
 def authorization(text: str) -> Callable[[World], S3Request]:
-    """Any text in the place of a right header."""
+    """Send any text as the Authorization header."""
     return lambda w: with_header(w.ask("/events"), "authorization", lambda _: text)
 
 
 def in_authorization(old: str, new: str) -> Callable[[World], S3Request]:
-    """A part of the right header, by its pattern, replaced."""
+    """Replace a part of the correct header, by a pattern."""
     return lambda w: with_header(w.ask("/events"), "authorization", lambda v: re.sub(old, new, v, count=1))
 
 
@@ -640,7 +640,7 @@ TOKENS = {
 
 
 def tampered(name: str, change: Callable[[str], str | None]) -> Callable[[World], S3Request]:
-    """A right address to a part, with another value of a parameter, or without it."""
+    """Change or remove a parameter of a valid presigned URL."""
     return lambda w: with_parameter(w.link(live(w)), name, change)
 
 
@@ -709,7 +709,7 @@ ADDRESSES = {
 
 
 def plus(*more: tuple[str, str], path: Callable[[World], str] = live) -> Callable[[World], S3Request]:
-    """Headers that nobody signed, beside a right request."""
+    """Add unsigned headers to a valid request."""
     return lambda w: (r := w.ask(path(w))) and replace(r, headers=(*r.headers, *more))
 
 
@@ -808,12 +808,12 @@ HIDDEN = b"GET /private HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def framed(*more: tuple[str, str], body: bytes = b"") -> Callable[[World], bytes]:
-    """Framing of one's own: what the proxy reads of the body it reads by these headers."""
+    """Send a request with chosen headers for the framing of its body."""
     return lambda w: wire(S3Request("GET", "/events", "", (("host", w.host), *more))) + body
 
 
 def line(first: str) -> Callable[[World], bytes]:
-    """A request with a first line of one's own."""
+    """Send a request with a chosen request line."""
     return lambda w: f"{first}\r\nhost: {w.host}\r\nconnection: close\r\n\r\n".encode("latin-1")
 
 
@@ -1002,11 +1002,11 @@ def test_an_attack_gets_its_expected_response_only(world: World, name: str) -> N
 
 
 def assert_logged(world: World, sent: bytes, answers: list[Reply]) -> None:
-    """Each answer of the application has its line, which says what it was, and no secret."""
+    """Check that each response has a correct line in the access log, without a secret."""
     ids = {a.header("x-amz-request-id"): a for a in answers if a.header("x-amz-request-id")}
     deadline = time.monotonic() + DEADLINE_SECONDS
     while len(lines := [x for x in world.proxy.access_log() if x["request_id"] in ids]) < len(ids):
-        assert time.monotonic() < deadline, "an answer is not in the access log"
+        assert time.monotonic() < deadline, "a response is not in the access log"
         time.sleep(0.01)
     for logged in lines:
         answer = ids[logged["request_id"]]
@@ -1025,7 +1025,7 @@ def test_the_matrix_has_its_size() -> None:
 
 
 def test_the_same_request_may_come_again_while_its_signature_is_valid(world: World) -> None:
-    """S3 is so: a signature says who and what, not how often."""
+    """As in S3, a signature is valid for any number of requests."""
     for request in (world.ask(live(world)), world.link(live(world))):
         assert [world.send(request).status for _ in range(3)] == [200, 200, 200]
 

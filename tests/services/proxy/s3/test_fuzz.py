@@ -1,6 +1,6 @@
-"""Whatever comes, the proxy answers as S3 does or hangs up, and a listing ends after each key was told once.
+"""Fuzzing: the proxy responds as S3 does or disconnects, and a listing has each key exactly once.
 
-Requests are put together by chance from seeds, of what S3 knows and of junk, and sent to a real proxy before a folder.
+Requests are random, from seeds, with parts that S3 knows and junk. They are sent to a real proxy with a local table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.proxy.proxy_worlds import World as InProcess
 from tests.support.proxy.proxy_worlds import run
 
 REQUESTS = 500
-#: Each once on its own connection.
+#: Each is sent once on its own connection.
 CONNECTIONS = 300
 SEED = 20261121
 
@@ -81,7 +81,7 @@ TEXTS = (
 
 
 def text(chance: random.Random) -> str:
-    """Something that is known, several of them, or characters of any kind, none of them a surrogate."""
+    """Return known texts, or random characters without surrogates."""
     match chance.randrange(4):
         case 0:
             return chance.choice(TEXTS)
@@ -93,21 +93,21 @@ def text(chance: random.Random) -> str:
 
 
 def encoded(chance: random.Random) -> str:
-    """A text as clients encode it, or, rarely, bytes that are none."""
+    """Return a text as clients encode it, or, rarely, invalid bytes."""
     if not chance.randrange(12):
         return quote_from_bytes(chance.randbytes(chance.randrange(1, 9)), safe="")
     return quote(text(chance), safe=chance.choice(("", "/", "/~'()!$*,:@")))
 
 
 def any_query(chance: random.Random, asker: Asker, _: list[str]) -> S3Request:
-    """A listing, mostly."""
+    """Return a request that is mostly a listing."""
     names = chance.sample(PARAMETERS, k=chance.randrange(4)) + [encoded(chance) for _ in range(chance.randrange(2))]
     query = "&".join(f"{name}={encoded(chance)}" for name in names)
     return asker.ask("/events", f"list-type=2&{query}" if chance.randrange(2) and "list-type" not in names else query)
 
 
 def any_path(chance: random.Random, asker: Asker, keys: list[str]) -> S3Request:
-    """Steps that are known, or are none."""
+    """Return a request with known or random path segments."""
     steps = ["events", "events@1", "events--1795219200000", "..", ".", "", "_log", "%2e%2e", *map(quote, keys[:3])]
     path = "/".join(
         chance.choice(steps) if chance.randrange(3) else encoded(chance) for _ in range(chance.randrange(4))
@@ -118,7 +118,7 @@ def any_path(chance: random.Random, asker: Asker, keys: list[str]) -> S3Request:
 
 
 def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> S3Request:
-    """A part, with conditions on it, ranges of it, and signed headers that come once more."""
+    """Return a request for a part with conditions, ranges, and repeated signed headers."""
     names = chance.sample(HEADERS, k=chance.randrange(1, 5))
     more = tuple((name, re.sub("[\0-\x1f\x7f]", "", text(chance)).encode().decode("latin-1").strip()) for name in names)
     request = asker.ask(f"/events/{quote(keys[0])}")
@@ -148,7 +148,7 @@ def test_random_requests_get_responses_of_s3(
         assert reply.status in statuses, (request, reply)
         if reply.header("content-type") == "application/xml" and request.method == "GET":
             ET.fromstring(reply.body)
-        if reply.status == 403:  # one that was not meant to be wrong is not
+        if reply.status == 403:  # a request that was not meant to be wrong is accepted
             assert {"x-amz-date", "x-amz-content-sha256", "date"} & {n for n, _ in request.headers[3:]}, request
         seen.append(reply.status)
     assert seen.count(400) >= REQUESTS // 50
@@ -157,7 +157,7 @@ def test_random_requests_get_responses_of_s3(
 
 
 def blobs(chance: random.Random, asker: Asker) -> Iterator[bytes]:
-    """Bytes that are no request, or were one."""
+    """Yield bytes that are not a request, or a damaged one."""
     good = wire(asker.ask("/events", "list-type=2"), b"abc", close=False)
     pieces = [good, *good.split(b"\r\n"), b"\r\n", b"\r\n\r\n", b"\0", b"0\r\n\r\n", b"transfer-encoding: chunked\r\n"]
     while True:
@@ -193,7 +193,7 @@ def test_the_proxy_survives_any_bytes(asker: Asker) -> None:
 
 
 def hung_up(port: int, sent: bytes) -> bytes:
-    """Send all, say that there is no more, and read what still comes."""
+    """Send all, close the sending side, and read the rest."""
     received = bytearray()
     with socket.create_connection(("127.0.0.1", port), timeout=SOCKET_SECONDS) as connection, suppress(ConnectionError):
         connection.sendall(sent)
@@ -205,7 +205,7 @@ def hung_up(port: int, sent: bytes) -> bytes:
 
 # ------------------------------------------------------------------------------------------------ listings end
 
-#: Few letters, so that keys have prefixes in common; and those beside which an order or a successor may go wrong.
+#: Few letters, so that keys share prefixes, and characters at the bounds of orders and successors.
 letters = st.sampled_from("aab/=-.ü\ud7ff\ue000\uffff\U00010000\U0010ffff")
 names = st.text(letters, max_size=6)
 key_sets = st.lists(st.text(letters, min_size=1, max_size=8), max_size=25, unique=True).map(sorted)
@@ -213,13 +213,13 @@ delimiters = st.just("") | st.just("/") | st.text(letters, min_size=1, max_size=
 
 
 def entries_of_s3(keys: list[str], prefix: str, delimiter: str, after: str) -> list[str]:
-    """Keys and common prefixes in the order of their bytes, as S3's API reference says it."""
+    """Return keys and common prefixes in the order of their bytes, as S3's API reference defines it."""
     entries: dict[str, None] = {}
     for key in sorted(keys, key=str.encode):
         if key.startswith(prefix) and key.encode() > after.encode():
             _, delimited, rest = key.removeprefix(prefix).partition(delimiter) if delimiter else ("", "", "")
             entries[key.removesuffix(rest) if delimited else key] = None
-    entries.pop(after, None)  # the common prefix that the page before ended with
+    entries.pop(after, None)  # the common prefix at the end of the previous page
     return list(entries)
 
 
@@ -227,7 +227,7 @@ Turn = Callable[[str, int], tuple[list[str], str, bool]]
 
 
 def followed(turn: Turn, sizes: Iterator[int], after: str, *, pages_max: int) -> list[str]:
-    """All entries, page by page: `turn` gives those after one, the last of them, and whether there are more."""
+    """Return all entries. `turn` returns the entries after one, the last of them, and whether there are more."""
     all_entries: list[str] = []
     for _ in range(pages_max):
         size = next(sizes)
@@ -302,7 +302,7 @@ LISTINGS = {
 def page_over_http(
     asker: Asker, version: int, prefix: str, delimiter: str, after: str, size: int
 ) -> tuple[list[str], str, bool]:
-    """A page that comes after what `after` says: for version 1 a key, for version 2 a token, when it is not empty."""
+    """Request the page after `after`: a key for version 1, a token for version 2, or empty for the first page."""
     query = f"prefix={quote(prefix, safe='')}&delimiter={quote(delimiter, safe='')}&max-keys={size}&encoding-type=url"
     if version == 2:
         query += f"&list-type=2&continuation-token={quote(after, safe='')}" if after else "&list-type=2"
@@ -333,7 +333,7 @@ def test_pages_over_http_end_and_match_s3(asker: Asker, keys: list[str], listing
 
 @pytest.mark.long
 def test_a_listing_goes_on_though_others_ask_for_the_same_parts_as_of_an_earlier_time() -> None:
-    """What was told them is the view of the listing too; the time of the listing's next page is its own."""
+    """The other requests share the view of the listing, whose next page keeps its own time."""
 
     async def work() -> None:
         world = InProcess()

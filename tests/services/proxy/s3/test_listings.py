@@ -1,6 +1,6 @@
-"""Listings of many pages: each stays on the snapshot that it began with, or is refused; none mixes two.
+"""Listings of many pages: each stays on the snapshot of its first page, or fails. None mixes two snapshots.
 
-The table lies in a store whose time is the test's, and so is the proxy's.
+The test controls the clocks of the store and the proxy.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def test_a_continuation_fails_if_its_snapshot_changed() -> None:
     app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
     first, token = await page(app, list_type="2", max_keys="1")
     key = world.table.handle.keys.part("u=2", "late")
-    # A writer took its time: its commit is before the listing, and nobody could know.
+    # A late commit has a time before the listing, at which it was not visible.
     world.write_log(world.clock.now_ms() - 1_000, [Marker(key, 10, world.clock.now_ms() - 1_000)])
     world.advance(REFRESH_MS + 1)
     parameters = {"list_type": "2", "max_keys": "1", "continuation_token": token}
@@ -106,7 +106,7 @@ async def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_pa
     again = app if process == "the same" else make_app(world.tables(), [bucket])
     expected = [] if process == "another" else [*sorted(keys)[1:], "u=3/ahead.parquet"]
     keys_after, more = await page(again, list_type="2", continuation_token=token)
-    # Elsewhere, of a time that is still to come, nobody knows what was then: it fails, and does not mix.
+    # On another proxy the time is in the future, so the continuation fails and does not mix snapshots.
     assert (keys_after, more) == (expected, "" if expected else "InvalidArgument")
 
 
@@ -147,9 +147,9 @@ async def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> Non
     world.replace(keys[2])
     (new,) = world.add("u=5")
     world.advance(REFRESH_MS + 1)
-    for _ in range(2):  # a client may ask again for a page that it did not get
+    for _ in range(2):  # a client may repeat the request for a page
         assert first + (await page(app, marker=first[-1], max_keys="2"))[0] == keys
-    # A marker that ended no page begins with what there is now; that of a listing of long ago is refused.
+    # A marker that ended no page starts a new listing; one of an expired listing is rejected.
     assert (await page(app, marker=keys[0]))[0] == [keys[1], keys[3], new]
     world.advance(HOLD_MS)
     assert await page(app, marker=first[-1], max_keys="2") == ([], "InvalidArgument")
