@@ -33,12 +33,7 @@ _TOTALS = (
 _NOW = (
     ("icedb_ingest_pending_rows", "Rows that are not committed yet.", "pending_rows", 1),
     ("icedb_ingest_pending_bytes", "Bytes of rows that are not committed yet.", "pending_bytes", 1),
-    (
-        "icedb_ingest_oldest_pending_seconds",
-        "Age of the oldest uncommitted row.",
-        "oldest_pending_ms",
-        1000,
-    ),
+    ("icedb_ingest_oldest_pending_seconds", "Age of the oldest uncommitted row.", "oldest_pending_ms", 1000),
     ("icedb_ingest_last_commit_seconds", "Time of the last commit.", "last_commit_ms", 1000),
     ("icedb_ingest_known_ids", "Ids in memory.", "known_ids", 1),
 )

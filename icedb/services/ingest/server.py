@@ -84,12 +84,7 @@ async def _serve(
 ) -> None:
     settings, metrics = config.server, IngestMetrics()
     app = IngestApp(
-        settings,
-        Tenants(config.tenants),
-        writers,
-        metrics,
-        access_lines,
-        stopping=lambda: server.should_exit,
+        settings, Tenants(config.tenants), writers, metrics, access_lines, stopping=lambda: server.should_exit
     )
     server = _IngestServer(app, settings, writers)
     reload = asyncio.Event()

@@ -44,9 +44,7 @@ class TenantLimiter:
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     ) -> None:
         self._clock = clock
         self._sleep = sleep

@@ -50,10 +50,7 @@ class ProxyMetrics:
             "icedb_proxy_sent_bytes", "Bytes of response bodies to tenants.", ("tenant",), registry=registry
         )
         self._refused = Counter(
-            "icedb_proxy_refused",
-            "Responses to unauthenticated requests.",
-            ("code",),
-            registry=registry,
+            "icedb_proxy_refused", "Responses to unauthenticated requests.", ("code",), registry=registry
         )
         self.in_progress = Gauge("icedb_proxy_requests_in_progress", "Requests in progress.", registry=registry)
         self.tables_open = Gauge("icedb_proxy_tables_open", "Open tables.", registry=registry)

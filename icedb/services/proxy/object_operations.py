@@ -34,11 +34,7 @@ def get_object(
     Raises:
         S3Error: PreconditionFailed, InvalidRange, InvalidPartNumber, InvalidRequest.
     """
-    validators = (
-        ("etag", object_.etag),
-        ("last-modified", http_date(object_.modified_ms)),
-        ("accept-ranges", "bytes"),
-    )
+    validators = (("etag", object_.etag), ("last-modified", http_date(object_.modified_ms)), ("accept-ranges", "bytes"))
     if _not_modified(object_, request):
         return S3Response(304, validators)
     bounds = _bounds(object_, request)

@@ -70,11 +70,7 @@ def serve(path: Path, *, on_ready: Callable[[str], None]) -> None:
 
 
 async def _serve(
-    path: Path,
-    config: ProxyConfig,
-    sockets: Listeners,
-    access_lines: LineWriter,
-    on_ready: Callable[[str], None],
+    path: Path, config: ProxyConfig, sockets: Listeners, access_lines: LineWriter, on_ready: Callable[[str], None]
 ) -> None:
     settings, metrics = config.server, ProxyMetrics()
     async with contextlib.AsyncExitStack() as closing:

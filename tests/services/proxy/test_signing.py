@@ -57,12 +57,7 @@ from tests.support.proxy.proxy_signatures import (
 AT = "20261121T100000Z"
 NOW_MS = unix_ms(AT)
 
-KEYS = [
-    "d=2026-11-21/u=42/abc.parquet",
-    "d=2026-11-21/u=a%20b/x.parquet",
-    "a b+c/ü=1.parquet",
-    "日本/😀.parquet",
-]
+KEYS = ["d=2026-11-21/u=42/abc.parquet", "d=2026-11-21/u=a%20b/x.parquet", "a b+c/ü=1.parquet", "日本/😀.parquet"]
 PUNCTUATION = "~'()*!$&,:;=@[]^|`{}#?\"<>\\.parquet"
 SLASHES_AND_DOTS = ["100%/a//b///c.parquet", "/x.parquet", "a/../b/./c.parquet", "../x.parquet", "a/.."]
 PREFIXES = ["", "d=2026-11-21/u=42/", "a b+c", "ü/%2F%", "~*'\"()!", "+", "=&?#", "/", "日本😀"]

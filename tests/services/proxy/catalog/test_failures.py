@@ -20,15 +20,7 @@ from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import Fault, create_table
 from tests.support.object_stores.stores import Place
-from tests.support.proxy.proxy_views import (
-    REFRESH_MS,
-    fetch,
-    is_there,
-    page,
-    refusal,
-    says_nothing,
-    shown,
-)
+from tests.support.proxy.proxy_views import REFRESH_MS, fetch, is_there, page, refusal, says_nothing, shown
 from tests.support.proxy.proxy_worlds import World, heard, in_still_loop, make_app, question, together
 
 # ------------------------------------------------------------------------------------------ tables

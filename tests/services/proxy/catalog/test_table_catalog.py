@@ -20,14 +20,7 @@ from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import Request
-from tests.support.proxy.proxy_views import (
-    HOLD_MS,
-    REFRESH_MS,
-    is_there,
-    page,
-    refusal,
-    shown,
-)
+from tests.support.proxy.proxy_views import HOLD_MS, REFRESH_MS, is_there, page, refusal, shown
 from tests.support.proxy.proxy_worlds import World, in_still_loop, make_app, run, together
 
 # ------------------------------------------------------------------------------------------ looks

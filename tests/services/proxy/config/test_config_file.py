@@ -297,10 +297,7 @@ WRONG = {
         bucket(lines="as_of = 1795219200000\ntime_travel = true"),
         ["only one time", "Remove time_travel and earliest"],
     ),
-    "one time and an earliest": (
-        bucket(lines="as_of = 1795219200000\nearliest = 1795219200000"),
-        ["only one time"],
-    ),
+    "one time and an earliest": (bucket(lines="as_of = 1795219200000\nearliest = 1795219200000"), ["only one time"]),
     "no time and an earliest": (
         bucket(lines="time_travel = false\nearliest = 1795219200000"),
         ["earliest has no effect without time_travel"],

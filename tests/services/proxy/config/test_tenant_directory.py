@@ -22,12 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from icedb.services.proxy.config.config_file import load_config
-from icedb.services.proxy.config.control_plane import (
-    BODY_BYTES_MAX,
-    UNKNOWN_CONCURRENT,
-    UNKNOWN_WAITING,
-    ControlPlane,
-)
+from icedb.services.proxy.config.control_plane import BODY_BYTES_MAX, UNKNOWN_CONCURRENT, UNKNOWN_WAITING, ControlPlane
 from icedb.services.proxy.config.settings import ControlPlaneSettings
 from icedb.services.proxy.config.tenant_directory import DirectoryChain, FileDirectory
 from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, Tenant, TenantDirectory
@@ -460,10 +455,7 @@ NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
         {"body": document("KEY1", buckets=[{"name": "all", "table": "/etc"}])},
         "'/etc' is not below",
     ),
-    "a secret of this machine": (
-        {"body": document("KEY1", keys=[{"id": "KEY1", "secret_env": "HOME"}])},
-        "key 1",
-    ),
+    "a secret of this machine": ({"body": document("KEY1", keys=[{"id": "KEY1", "secret_env": "HOME"}])}, "key 1"),
     "a line of the log": (
         {"body": document("KEY1", buckets=[{"name": "all", "table": "/lake\nall is well"}])},
         "lake all is well",

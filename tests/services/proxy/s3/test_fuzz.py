@@ -135,10 +135,7 @@ def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> S3Reque
     ],
 )
 def test_random_requests_get_responses_of_s3(
-    asker: Asker,
-    keys: list[str],
-    make: Callable[[random.Random, Asker, list[str]], S3Request],
-    statuses: set[int],
+    asker: Asker, keys: list[str], make: Callable[[random.Random, Asker, list[str]], S3Request], statuses: set[int]
 ) -> None:
     chance = random.Random(SEED)
     seen: list[int] = []

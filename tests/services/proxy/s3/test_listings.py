@@ -14,12 +14,7 @@ import pytest
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, TableCatalog
-from tests.support.proxy.proxy_views import (
-    HOLD_MS,
-    REFRESH_MS,
-    page,
-    rest_of,
-)
+from tests.support.proxy.proxy_views import HOLD_MS, REFRESH_MS, page, rest_of
 from tests.support.proxy.proxy_worlds import World, in_still_loop, make_app
 
 
