@@ -1,8 +1,8 @@
-"""DuckDB connections: one that may read the store, and one that may touch nothing but a folder of its own.
+"""DuckDB connections: readers that can access the store, and sandboxes that can access one folder only.
 
-Writers evaluate expressions that came with the table (from `_table.json`), so they run in a sandbox: no files
-but the given folder, no network, no extension, no setting can be changed. Readers get the S3 extension from its
-PyPI wheel and a secret that is scoped to the table's prefix.
+Writers evaluate expressions from the table's `_table.json`, so they use a sandbox: no file outside of its folder, no
+network, no extension, and locked settings. Readers get the S3 extension from its PyPI wheel and a secret that is scoped
+to the table's prefix.
 """
 
 from __future__ import annotations
@@ -41,67 +41,69 @@ __all__ = [
     "set_spill",
 ]
 
-#: The prefix of every name that the library's SQL gives beside a table's columns. No column may begin with it: DuckDB
-#: takes a column before an alias, and an alias that a column shadows changes the answer.
+#: The prefix of every name that the library's SQL adds to a table's columns. No column may begin with it: DuckDB
+#: resolves a column before an alias, so a column of the same name would change the result.
 RESERVED = "__icedb_"
 
 MIB = 1024 * 1024
-# DuckDB spills what does not fit; below this not even its buffers for sorting rows of some hundred bytes do.
+# DuckDB spills data that does not fit. With less memory, its buffers for sorting rows of some hundred bytes do not fit.
 MEMORY_BYTES_MIN = 256 * MIB
 # A batch is sorted in smaller pieces than parts are merged.
 WRITE_MEMORY_BYTES_MIN = 64 * MIB
-# Of rows that go from one connection to another: enough to work on, little beside the memory.
+# Rows per batch between two connections: enough for efficiency, and small relative to the memory.
 ROWS_PER_BATCH = 100_000
-# Of that memory, the part that reading files takes; staging and writing have the rest.
+# Reading files takes one in so many bytes of the memory. Staging and writing take the others.
 READING_SHARE = 4
-# More brings nothing: a part is a few hundred megabytes, and only a few are written at a time.
+# More has no effect: a part is a few hundred megabytes, and only a few are written at a time.
 MEMORY_BYTES_MAX = 16 * 1024 * MIB
-# The greatest limit that DuckDB parses is a little more: so much is no limit.
+# DuckDB parses limits up to a little more than this, which is no limit in practice.
 _MEMORY_BYTES_PARSED = 2**60
-# What a thread of DuckDB needs to read, sort and write Parquet.
+# The memory that a thread of DuckDB needs to read, sort and write Parquet.
 MEMORY_BYTES_PER_THREAD = 128 * MIB
-# With so little, a hundred megabytes that DuckDB's allocator keeps of what was spilled, and that nobody counts, matter:
-# they are given back at once, which costs time. From 32 MiB on the option changes nothing.
+# DuckDB's allocator keeps some hundred megabytes of spilled data that the limit does not count. Up to this limit they
+# are freed at once, which costs time. From a threshold of 32 MiB on the option has no effect.
 MEMORY_BYTES_SCARCE = 1024 * MIB
-_GIVEN_BACK_FROM = "16MiB"
-# Where Linux says what a container may use: control groups, version 2 and 1.
+_FREED_FROM = "16MiB"
+# The memory limits of a container in Linux: control groups, version 2 and 1.
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 _renewing = threading.Lock()
 
-#: The files of extensions whose signature was checked here.
+#: The files of extensions whose signature was checked in this process.
 _checked: set[tuple[str, int, int, int]] = set()
 
-# Part of the address that no other secret of a shared connection will have.
+# Replaced in an address to make the name of its secret, unique in a shared connection.
 _SECRET_NAME_CHARS = re.compile(r"[^A-Za-z0-9]+")
 
 
 def quote_name(name: str) -> str:
-    """An identifier in DuckDB's SQL."""
+    """Quote an identifier for DuckDB's SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_text(text: str) -> str:
-    """A string literal in DuckDB's SQL."""
+    """Quote a string literal for DuckDB's SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def read_file(path: Path | str) -> str:
-    """A `read_parquet(...)` of one local file, with the columns that the file has.
+    """Return a `read_parquet(...)` of one local file, with the columns of the file.
 
-    Without the option, DuckDB takes a folder such as `d=1` above the file for a column, instead of the file's own.
+    Without the option, a folder such as `d=1` above the file would replace the file's own column `d`.
     """
     return f"read_parquet({quote_text(str(path))}, hive_partitioning = false)"
 
 
-def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None, told: bool = True) -> str:
-    """SQL that writes a query's rows as one Parquet file of the table's kind.
+def copy_statement(
+    query: str, path: Path, spec: TableSpec, *, level: int | None = None, returns_stats: bool = True
+) -> str:
+    """Return SQL that writes a query's rows as one Parquet file with the settings of the table.
 
-    `level` is how hard zstd, if it is the table's compression, tries. `told`: it answers with what was written, second
-    the number of rows; of a small file that takes longer than to read its footer.
+    `level` is the zstd level, if that is the table's compression. `returns_stats`: the statement returns the number of
+    rows and statistics of the columns. For a small file that takes longer than to read its footer.
     """
     options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}"
-    options += ", RETURN_STATS" if told else ""
+    options += ", RETURN_STATS" if returns_stats else ""
     options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
     return f"COPY ({query}) TO {quote_text(str(path))} ({options})"
 
@@ -109,21 +111,21 @@ def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None
 def connect_sandbox(
     folder: Path | None = None, *, memory_bytes: int | None = None, threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A connection that can read and write in `folder` only, spilling there too (None: nowhere).
+    """Connect to a sandbox that can read and write in `folder` only, and also spills there (None: nowhere).
 
-    `threads`: None: as many as there are processors, if the memory suffices for them.
+    `threads` is the number of threads (None: one for each processor, as far as the memory suffices).
     """
     con = duckdb.connect(":memory:")
-    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global, because cursors do not inherit the settings of a session
     _draw_no_progress(con)
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
-    con.execute("SET arrow_lossless_conversion = true")  # what leaves keeps its type: a UUID, a number of 128 bits
+    con.execute("SET arrow_lossless_conversion = true")  # Arrow output keeps types such as UUID and HUGEINT
     _limit(con, memory_bytes, threads)
     set_spill(con, None if folder is None else folder / "spill")
     if folder is not None:
         con.execute(f"SET allowed_directories = [{quote_text(str(folder))}]")
-    # Python objects are registered by name; SQL must not find others by theirs.
+    # SQL must only find Python objects that are registered, and not variables by their names.
     con.execute("SET GLOBAL python_enable_replacements = false")
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
@@ -131,12 +133,12 @@ def connect_sandbox(
 
 
 def set_spill(con: duckdb.DuckDBPyConnection, path: Path | None) -> None:
-    """Tell a connection where to spill; None: nowhere. DuckDB's own choice is `.tmp` in the working directory."""
+    """Set where a connection spills; None: nowhere. DuckDB's default is `.tmp` in the working directory."""
     con.execute(f"SET temp_directory = {quote_text(str(path or ''))}")
 
 
 def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
-    """A library prints nothing. In a notebook that cannot draw it, it is off, and DuckDB refuses to be told so."""
+    """Disable DuckDB's progress bar. DuckDB rejects the setting in a notebook that cannot draw one."""
     with suppress(duckdb.InvalidInputException):
         con.execute("SET enable_progress_bar = false")
 
@@ -145,7 +147,7 @@ def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: in
     if memory_bytes is not None:
         con.execute(f"SET memory_limit = '{min(memory_bytes, _MEMORY_BYTES_PARSED)}B'")
         if memory_bytes <= MEMORY_BYTES_SCARCE:
-            con.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{_GIVEN_BACK_FROM}'")
+            con.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{_FREED_FROM}'")
         threads = threads or max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
     if threads is not None:
         con.execute(f"SET threads = {threads}")
@@ -153,7 +155,7 @@ def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: in
 
 @lru_cache(maxsize=1)
 def memory_bytes_default() -> int:
-    """Half of what this machine or container has, within reason: the other half is for everybody else."""
+    """Return half of the memory of this machine or container, between a minimum and a maximum, in bytes."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _CGROUP_LIMITS:
         text = path.read_text().strip() if path.exists() else ""
@@ -162,13 +164,13 @@ def memory_bytes_default() -> int:
 
 
 def check_write_memory(memory_bytes: int | None, *, table: str) -> int:
-    """The memory that writing a batch may use; None: half of the machine's. Raises InvalidOption."""
+    """Return the memory for writing a batch, in bytes (None: half of the machine's). Raises InvalidOption."""
     if memory_bytes is None:
         return memory_bytes_default()
     if isinstance(memory_bytes, int) and memory_bytes >= WRITE_MEMORY_BYTES_MIN:
         return memory_bytes
     raise InvalidOption(
-        f"{table}: memory_bytes is {memory_bytes!r}; give at least {WRITE_MEMORY_BYTES_MIN}. What does not fit is "
+        f"{table}: memory_bytes is {memory_bytes!r}. Pass at least {WRITE_MEMORY_BYTES_MIN}. Data that does not fit is "
         "spilled to disk."
     )
 
@@ -180,20 +182,20 @@ def connect_reader(
     folder: Path | None = None,
     threads: int | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """A connection that can read the table's parts. In a bucket: with httpfs and a secret for its prefix.
+    """Connect to read the table's parts. For a bucket, the connection has httpfs and a secret for the table's prefix.
 
-    With `memory_bytes` all its cursors together stay below that. What does not fit spills into `folder`; None: into a
-    temporary folder that stays until the process ends. `threads`: see `connect_sandbox`.
+    `memory_bytes` limits all of its cursors together. Data that does not fit spills into `folder` (None: a temporary
+    folder that exists until the process ends). `threads`: see `connect_sandbox`.
     """
-    # That a connection takes unsigned extensions can only be said as it is made.
+    # Unsigned extensions can only be allowed when a connection is created.
     checked = location.scheme == "s3" and _is_checked(_httpfs_in_wheel())
     con = duckdb.connect(":memory:", config={"allow_unsigned_extensions": "true"} if checked else {})
     _limit(con, memory_bytes, threads)
     set_spill(con, spill_path() if folder is None else folder / "spill")
-    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global: cursors of this connection do not take a session's over
+    con.execute("SET GLOBAL TimeZone = 'UTC'")  # global, because cursors do not inherit the settings of a session
     _draw_no_progress(con)
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
-    con.execute("SET GLOBAL python_enable_replacements = false")  # a query sees the table, not this library's variables
+    con.execute("SET GLOBAL python_enable_replacements = false")  # hides this library's variables from a query
     if location.scheme == "s3":
         attach_s3(con, location)
     if checked:
@@ -204,7 +206,7 @@ def connect_reader(
 def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> None:
     """Lock a connection's settings; with `paths`, restrict it to these files and addresses.
 
-    It keeps its credentials, which SQL can neither see nor send elsewhere: nothing else is opened.
+    It keeps its credentials, but SQL cannot read them or send them to another address.
     """
     if paths is not None:
         con.execute("SET allowed_paths = ?", [list(paths)])
@@ -213,15 +215,15 @@ def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> 
 
 
 def attach_s3(con: duckdb.DuckDBPyConnection, location: Location) -> None:
-    """Let a connection read one table's prefix in S3, with the credentials of now."""
+    """Let a connection read one table's prefix in S3, with the current credentials."""
     load_httpfs(con)
     _set_secret(con, location)
 
 
 def renew_access(con: duckdb.DuckDBPyConnection, location: Location) -> None:
-    """Give a connection the credentials of now, if a provider has them, before it opens more files."""
+    """Give a connection the current credentials, if they come from a provider, before it opens more files."""
     if location.provider is not None:
-        with _renewing:  # DuckDB refuses two that replace a secret at the same moment
+        with _renewing:  # DuckDB rejects concurrent replacements of a secret
             _set_secret(con, location)
 
 
@@ -243,7 +245,7 @@ def _set_secret(con: duckdb.DuckDBPyConnection, location: Location) -> None:
 
 
 def load_httpfs(con: duckdb.DuckDBPyConnection) -> None:
-    """Load DuckDB's S3 extension: from its PyPI wheel, else from what is installed, else by downloading it."""
+    """Load DuckDB's S3 extension from its PyPI wheel, else from DuckDB's folder of extensions, else by download."""
     wheel = _httpfs_in_wheel()
     try:
         if wheel is not None:
@@ -263,9 +265,9 @@ def load_httpfs(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _is_checked(wheel: Path | None) -> bool:
-    """Whether DuckDB has checked the signature of this very file in this process, so that it need not be again.
+    """Return whether DuckDB has checked the signature of this file in this process.
 
-    It takes a tenth of a second of a processor, for each connection.
+    A check takes a tenth of a second of a processor for each connection.
     """
     return wheel is not None and _identity(wheel) in _checked
 

@@ -56,7 +56,7 @@ _QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?!NULL"(?:$|[,)\[]))(?:[^"]|"")*\"""")
 
 
 def storage_type(type_: str, *, column: str, table: str) -> str:
-    """Return the type that a column of `type_` has in a part. Raises UnsupportedType if Parquet has none."""
+    """Return the type that a column has in a part. Raises UnsupportedType if Parquet has none."""
     named = _QUOTED.sub("", type_)  # without the names of fields and the values of an ENUM
     for lossy, remedy in _LOSSY.items():
         if re.search(rf"(?<![A-Z_]){re.escape(lossy)}(?![A-Z_])", named):
@@ -69,7 +69,7 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
     if stored is None:
         excerpt = type_ if len(type_) <= _TYPE_CHARS_MAX else f"{type_[:_TYPE_CHARS_MAX]}..."
         raise UnsupportedType(
-            f"{table}: column '{column}' is {excerpt}, which Parquet cannot hold: it has a field without a name, or two "
+            """Return the type that a column has in a part. Raises UnsupportedType if Parquet has none."""
             "that differ in case at most, or more than 100 levels, of which a list takes two. Rename them, or store it "
             "as JSON."
         )
@@ -78,7 +78,7 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _nested_in_parquet(type_: str) -> str | None:
-    """Return the type after a round trip: fixed arrays become lists, a nested ENUM text. None: Parquet has no such type."""
+    """Return the type after a round trip: fixed arrays become lists, a nested ENUM text. None if Parquet has none."""
     from pyarrow.parquet import read_schema
 
     with temporary_folder("type") as folder, connect_sandbox(folder) as con:

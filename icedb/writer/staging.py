@@ -1,10 +1,10 @@
-"""Rows on their way into parts: converted, partitioned and ordered, in a DuckDB that can reach nothing else.
+"""Staging of a batch: its rows are converted, partitioned and sorted in a DuckDB sandbox.
 
-Every writer comes through here. The rows of a batch are loaded into one table, ordered by partition and sort columns
-(spilling to disk when memory ends), so each partition is a range of row ids and becomes one sorted part. Of a batch
-that is small beside the memory the table has only what orders the rows; they are gathered when a part is encoded.
-Nothing is written to the store here. A writer needs no handle, just a `WriteContext`, which can be pickled to another
-machine.
+Every write uses this module. The rows of a batch are loaded into one table, ordered by partition and sort columns
+(spilling to disk if memory is short). Each partition is then a range of row ids and becomes one sorted part (data
+file). For a batch that is small relative to the memory, the table has only the columns that order the rows, and the
+rows are gathered when a part is encoded. Nothing is written to the store here. A writer needs no handle, only a
+`WriteContext`, which can be pickled and sent to another machine.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from icedb.writer.deferred_gather import BufferedRows, RankEncoding, encode_rank
 
 __all__ = ["QUARANTINE_COLUMNS", "PartitionRange", "StagedBatch", "check_batch", "stage_rows"]
 
-#: What a row looks like in a table of rows that were set aside.
+#: The columns of a quarantine table.
 QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "VARCHAR", "reason": "VARCHAR",
                       "row": "VARCHAR"}  # fmt: skip
 
 _MISFIT = f"{PREFIX}misfit"
 _NUMBER = f"{PREFIX}number"
-# So many row groups must fit into memory: those of the threads, encoded and not, and what is read for them.
+# The number of row groups that must fit into memory: for each thread encoded, unencoded and read.
 _ROW_GROUPS_IN_MEMORY = 16
-# A sandbox in which more was sorted might keep some of the memory.
-_BYTES_WORTH_KEEPING = 64 * 1024 * 1024
-# To encode a part of fewer rows takes less from a table than from Arrow, and by more than it takes to load them.
-_ROWS_WORTH_GATHERING = 4_096
+# A sandbox that sorted more may retain some of the memory, so it is not reused.
+_REUSE_BYTES_MAX = 64 * 1024 * 1024
+# A part with fewer rows is encoded faster from a table than from Arrow, including the time to load the table.
+_GATHER_ROWS_MIN = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """One partition's rows in the staged table."""
+    """The rows of one partition in the staged table, by row ids."""
 
     first: int
     last: int
@@ -71,64 +71,64 @@ class PartitionRange:
 
 @dataclass(slots=True)
 class StagedBatch:
-    """The rows of a batch in the order of their parts; until the context ends."""
+    """The rows of a batch in the order of their parts. Valid until the context of `stage_rows` ends."""
 
     con: duckdb.DuckDBPyConnection
     context: WriteContext
     folder: Path
-    #: Column -> DuckDB type, as the parts will have them.
+    #: Column -> DuckDB type in the parts.
     columns: Mapping[str, str]
     ranges: Sequence[PartitionRange]
-    #: How many rows were set aside, and the columns that they have.
+    #: The number of rejected rows (those for the quarantine), and their columns.
     misfits: int
-    given: Mapping[str, str]
+    batch_columns: Mapping[str, str]
     source: str
-    #: The table's, with fewer rows in a row group when so many would not fit into memory.
+    #: The table's spec, with smaller row groups if the table's would not fit into memory.
     spec: TableSpec
-    #: Bytes of the batch as Arrow; None when a query made other rows of it.
+    #: The size of the batch in Arrow, in bytes; None if a query transformed the rows.
     bytes: int | None
-    #: The rows when `staged` has only what orders them, and SQL of the columns over them.
+    #: The rows, if `staged` has only the columns that order them, and SQL of the columns over the rows.
     held: BufferedRows | None = None
     select: Mapping[str, str] = field(default_factory=dict)
-    #: Columns that are ranks in `staged`.
+    #: Columns whose values are ranks in `staged`.
     codes: Mapping[str, RankEncoding] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """Rows that become parts."""
+        """The number of rows that become parts."""
         return sum(r.rows for r in self.ranges)
 
     @property
     def threads(self) -> int:
-        """How many parts should be encoded at a time: as many as DuckDB has threads for it, and memory."""
+        """The number of parts to encode at a time: DuckDB's threads, which depend on the memory."""
         [(threads,)] = self.con.execute("SELECT CAST(current_setting('threads') AS BIGINT)").fetchall()
         return int(threads)
 
     def check_partitions(self, partitions_max: int | None) -> None:
-        """Raise TooManyPartitions for rows of more partitions than that; None: any number may be."""
+        """Raise TooManyPartitions if the rows are in more partitions (None: no limit)."""
         if partitions_max is not None and len(self.ranges) > partitions_max:
             raise TooManyPartitions(
                 f"{self.context.table}: the rows lie in {len(self.ranges)} partitions, and {partitions_max} are "
-                "allowed at a time. Nothing of them was written. Send rows of fewer partitions at a time."
+                "allowed at a time. Nothing was written. Send rows of fewer partitions at a time."
             )
 
     def write(self, path: Path, first: int, last: int, *, level: int | None = None) -> int:
-        """Encode neighbouring rows as one Parquet file: how many, as the file says. Threads may call it at once.
+        """Encode adjacent rows as one Parquet file, and return the number of rows in its footer. It is thread-safe.
 
         Raises InvalidOption, InvalidBatch, DuckDB's errors.
         """
         try:
             with self.con.cursor() as con:
                 query = self._query(con, first, last - first + 1)
-                con.execute(copy_statement(query, path, self.spec, level=level, told=False))
+                con.execute(copy_statement(query, path, self.spec, level=level, returns_stats=False))
             return int(pq.read_metadata(path).num_rows)
         except duckdb.OutOfMemoryException as error:
             raise too_little_memory(self.context.table, error) from None
         except (duckdb.DataError, duckdb.InvalidInputException) as error:
-            raise unreadable(self.context.table, error) from None  # a value that is held, and cannot be converted
+            raise unreadable(self.context.table, error) from None  # a buffered value cannot be converted
 
     def _query(self, con: duckdb.DuckDBPyConnection, first: int = 0, rows: int | None = None) -> str:
-        """SQL of neighbouring rows (default: all) under their own names, to be run once."""
+        """Return SQL of adjacent rows (default: all) with the table's column names. It can run only once."""
         if self.held is not None:
             columns = ", ".join(f"{sql} AS {quote_name(c)}" for c, sql in self.select.items())
             return f"SELECT {columns} FROM {self.held.register(con, first, rows)}"
@@ -137,30 +137,30 @@ class StagedBatch:
         return f"SELECT {columns} FROM staged{where}"
 
     def piece(self, whole: PartitionRange, first: int, last: int) -> PartitionRange:
-        """Some neighbouring rows of a range."""
+        """Return a range of adjacent rows of a range."""
         staged = _staged_names(self.columns)
         stats = statistics_columns(self.context.spec.sort_by, self.columns, self.context.expressions)
         figures = figures_sql({staged[c]: t for c, t in stats.items()})
-        [(rows, found)] = self.con.execute(
+        [(rows, values)] = self.con.execute(
             f"SELECT count(*), {figures} FROM staged WHERE rowid BETWEEN {first} AND {last}"
         ).fetchall()
         return PartitionRange(
-            first, last, rows, whole.partition, encode_statistics(stats, _figures(stats, found, self.codes), rows)
+            first, last, rows, whole.partition, encode_statistics(stats, _figures(stats, values, self.codes), rows)
         )
 
     def stream(self) -> pa.RecordBatchReader:
-        """The staged rows, with all columns of the table."""
+        """Return the staged rows, with all columns of the table."""
         columns = ", ".join(["*", *_lacking(self.context.known_schema, self.columns)])
         return self.con.execute(f"SELECT {columns} FROM ({self._query(self.con)})").to_arrow_reader(ROWS_PER_BATCH)
 
     def misfits_digest(self) -> str:
-        """Sixteen hexadecimal digits that tell the rows which were set aside from others, in any order."""
+        """Return a digest of the rejected rows in any order: sixteen hexadecimal digits."""
         row = f"md5_number_lower({_MISFIT} || {self._misfit_as_json()})"
         [(total,)] = self.con.execute(f"SELECT sum(CAST({row} AS HUGEINT)) FROM misfits").fetchall()
         return f"{int(total) % 2**64:016x}"
 
     def set_aside(self, now_ms: int) -> pa.RecordBatchReader:
-        """The rows that were set aside, as QUARANTINE_COLUMNS."""
+        """Return the rejected rows with QUARANTINE_COLUMNS."""
         return self.con.execute(
             f"SELECT make_timestamptz({now_ms * 1000}) AS quarantined_at, {quote_text(self.source)} AS source, "
             f"{_MISFIT} AS reason, {self._misfit_as_json()} AS row FROM misfits"
@@ -168,19 +168,19 @@ class StagedBatch:
 
     def _misfit_as_json(self) -> str:
         fields = []
-        for column in self.given:
+        for column, type_ in self.batch_columns.items():
             name, key = quote_name(column), quote_text(json.dumps(column, ensure_ascii=False) + ":")
-            # JSON inside of JSON would be read again, as binary fractions.
-            text = f"CAST(to_json({name}) AS VARCHAR)" if self.given[column] != MIXED else f"CAST({name} AS VARCHAR)"
+            # `to_json` would parse a JSON value again and turn its numbers into binary fractions.
+            text = f"CAST(to_json({name}) AS VARCHAR)" if type_ != MIXED else f"CAST({name} AS VARCHAR)"
             fields.append(f"{key} || coalesce({text}, 'null')")
         return "'{' || " + " || ',' || ".join(fields) + " || '}'" if fields else "'{}'"
 
 
 def check_batch(context: WriteContext, schema: pa.Schema) -> Mapping[str, str]:
-    """The columns that a batch of this Arrow schema would have in the table.
+    """Return the columns that a batch of this Arrow schema would have in the table.
 
-    Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery, InvalidPartitionExpression:
-    everything that is wrong with a batch before its rows are looked at.
+    Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery, InvalidPartitionExpression for
+    every problem of a batch that does not depend on its rows.
     """
     nothing = pa.RecordBatchReader.from_batches(schema, [])
     with stage_rows(context, Batch(nothing)) as stage:
@@ -199,11 +199,11 @@ def stage_rows(
     query: UserQuery | None = None,
     new_columns: bool = True,
 ) -> Iterator[StagedBatch]:
-    """Stage a batch, or the answer of a query over it (default: the table's insert query).
+    """Stage a batch, or the result of a query over it (default: the table's insert query).
 
-    `memory_bytes` and `threads` are what DuckDB may use; what does not fit is spilled to a new folder below `folder`
-    (None: where the system keeps temporary files). `new_columns`: whether the query may name columns that neither table
-    nor batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
+    `memory_bytes` and `threads` limit DuckDB. Data that does not fit is spilled to a new folder below `folder` (None:
+    the system's folder for temporary files). `new_columns`: whether the query may return columns that neither table nor
+    batch has. Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidQuery,
     InvalidPartitionExpression, InvalidPartitionValue.
     """
     with sandbox(folder, memory_bytes=memory_bytes, threads=threads) as own:
@@ -213,15 +213,15 @@ def stage_rows(
         incoming = load_batch(
             own.con, batch, context.known_schema, table=context.table, strict=query is None, memory_bytes=memory_bytes
         )
-        if query is not None and batch.stream.schema.names:  # of rows without columns nothing can be asked
-            _answer(incoming, context, query, what=what, new_columns=new_columns)
+        if query is not None and batch.stream.schema.names:  # rows without columns cannot be queried
+            _run_query(incoming, context, query, what=what, new_columns=new_columns)
         yield _stage(incoming, context, on_conflict, own.folder, memory_bytes)
-        if query is None and incoming.counted.bytes < _BYTES_WORTH_KEEPING:
+        if query is None and incoming.counted.bytes < _REUSE_BYTES_MAX:
             own.con.execute("DROP TABLE IF EXISTS staged")
             own.kept = True
 
 
-def _answer(incoming: LoadedBatch, context: WriteContext, query: UserQuery, *, what: str, new_columns: bool) -> None:
+def _run_query(incoming: LoadedBatch, context: WriteContext, query: UserQuery, *, what: str, new_columns: bool) -> None:
     needed = {c.casefold() for c in context.spec.sort_by}.union(*(e.columns for e in context.expressions))
     incoming.answer(
         query,
@@ -244,16 +244,16 @@ def _stage(
     values = [f"{PREFIX}p{n}" for n in range(len(context.expressions))]
     order = [*([CHOSEN] if incoming.chosen else []), *values]
     if context.spec.row_id:
-        incoming.let_go()  # an id is made once, and the table is where it stays
+        incoming.let_go()  # ids are random, so they are computed once and stored in the table
     codes = _codes(incoming, context, shape)
     _order_rows(incoming, context, shape, values, order, codes)
     ranges = _ranges(incoming, context, shape, values, order, codes)
     _check_counts(incoming, context, ranges, misfits)
     _check_required(incoming, context, shape)
-    if incoming.held is not None and incoming.counted.rows < len(ranges) * _ROWS_WORTH_GATHERING:
+    if incoming.held is not None and incoming.counted.rows < len(ranges) * _GATHER_ROWS_MIN:
         _load(incoming, context, shape)
         codes = {}
-    given = dict(incoming.columns)
+    batch_columns = dict(incoming.columns)
     incoming.drop()
     return StagedBatch(
         incoming.con,
@@ -262,7 +262,7 @@ def _stage(
         shape.columns,
         ranges,
         misfits,
-        given,
+        batch_columns,
         incoming.batch.source,
         _fitting(incoming, context.spec, memory_bytes),
         None if incoming.answered else incoming.counted.bytes,
@@ -273,17 +273,17 @@ def _stage(
 
 
 def _codes(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> dict[str, RankEncoding]:
-    """The columns of rows that are held, by which they are ordered, that are simply texts, of few values."""
+    """Return the ranks of buffered text columns with few distinct values, of those that order the rows."""
     if incoming.held is None:
         return {}
     rows = incoming.held.table
-    found: dict[str, RankEncoding] = {}
+    codes: dict[str, RankEncoding] = {}
     for column in statistics_columns(shape.sort_by, shape.columns, context.expressions):
         is_as_given = shape.columns[column] == incoming.columns.get(column) == "VARCHAR"
         if is_as_given and shape.select[column] == incoming.select[column] and _is_text(rows.schema.field(column).type):
             ranks = encode_ranks(rows[column])
-            found |= {} if ranks is None else {column: ranks}
-    return found
+            codes |= {} if ranks is None else {column: ranks}
+    return codes
 
 
 def _is_text(type_: pa.DataType) -> bool:
@@ -298,7 +298,7 @@ def _order_rows(
     order: Sequence[str],
     codes: Mapping[str, RankEncoding],
 ) -> None:
-    """Make `staged`: all rows, or what orders those that are held."""
+    """Create `staged` with all rows, or with only the columns that order the buffered rows."""
     con, held, staged = incoming.con, incoming.held, _staged_names(shape.columns)
     ordered = _clause("ORDER BY", [*order, *(staged[c] for c in shape.sort_by)])
     try:
@@ -321,7 +321,7 @@ def _order_rows(
 
 
 def _load(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
-    """Make `staged` a table of the rows that are held, which stay in their order."""
+    """Create `staged` with the buffered rows, in their order."""
     held, con = incoming.held, incoming.con
     if held is None:
         return
@@ -337,7 +337,7 @@ def _load(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> N
 
 
 def _fitting(incoming: LoadedBatch, spec: TableSpec, memory_bytes: int | None) -> TableSpec:
-    """A writer holds a whole row group of each thread."""
+    """Return the spec with row groups that fit into memory. A writer holds a whole row group for each thread."""
     rows, size = incoming.counted.rows, incoming.counted.bytes
     if memory_bytes is None or not size:
         return spec
@@ -347,12 +347,12 @@ def _fitting(incoming: LoadedBatch, spec: TableSpec, memory_bytes: int | None) -
 
 
 def _staged_names(columns: Mapping[str, str]) -> dict[str, str]:
-    """Column -> its name in the staged table: DuckDB's `rowid` must not be one of the batch."""
+    """Return column -> its name in the staged table, where no column may be called `rowid`."""
     return {column: f"{PREFIX}c{n}" for n, column in enumerate(columns)}
 
 
 def _lacking(table_columns: Mapping[str, str], columns: Mapping[str, str]) -> list[str]:
-    """Columns that the table has and the batch lacks are null to an expression, and not stored."""
+    """Return SQL of the columns that the batch lacks. They are null to an expression, and not stored."""
     return [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in table_columns.items() if c not in columns]
 
 
@@ -367,12 +367,12 @@ def _staging_query(
     *,
     number: str = "",
 ) -> str:
-    """SQL of some columns and the partition of each row. `ranks`: columns that are ordered by another one."""
+    """Return SQL of some columns and the partition of each row. `ranks`: column -> the column with its ranks."""
     inner = [f"{sql} AS {quote_name(c)}" for c, sql in shape.select.items()]
     inner += _lacking(context.known_schema, shape.columns)
     inner += [f"{incoming.chosen} AS {CHOSEN}"] if incoming.chosen else []
-    told = {name: f"{PREFIX}v{n}" for n, name in enumerate(shape.path_values)}
-    inner += [f"{shape.path_values[name]} AS {alias}" for name, alias in told.items()]
+    path_aliases = {name: f"{PREFIX}v{n}" for n, name in enumerate(shape.path_values)}
+    inner += [f"{shape.path_values[name]} AS {alias}" for name, alias in path_aliases.items()]
     inner += [*ranks.values(), *([number] if number else [])]
     staged = _staged_names(shape.columns)
     outer = [f"{ranks.get(c) or quote_name(c)} AS {staged[c]}" for c in wanted]
@@ -380,8 +380,11 @@ def _staging_query(
     outer += [number] if number else []
     for expression, value in zip(context.expressions, values, strict=True):
         rank = next((rank for c, rank in ranks.items() if _is_column(expression, c)), None)
-        sql = rank or (_path_value(expression, context, told) if expression.path_only else f"\n{expression.sql}\n")
-        # A row that chose its partition need not fit the expressions.
+        sql = f"\n{expression.sql}\n"
+        if expression.path_only:
+            sql = _path_value(expression, context, path_aliases)
+        sql = rank or sql
+        # A row with a chosen partition need not fit the expressions.
         sql = f"CASE WHEN {CHOSEN} IS NULL THEN ({sql}) END" if incoming.chosen else sql
         outer.append(f"{sql} AS {value}")
     rows = f"SELECT {', '.join(inner)} FROM {relation}"
@@ -394,10 +397,10 @@ def _is_column(expression: PartitionExpression, column: str) -> bool:
     return bool(expression.column) and expression.column.casefold() == column.casefold()
 
 
-def _path_value(expression: PartitionExpression, context: WriteContext, told: Mapping[str, str]) -> str:
-    if expression.name not in told:
+def _path_value(expression: PartitionExpression, context: WriteContext, aliases: Mapping[str, str]) -> str:
+    if expression.name not in aliases:
         return "NULL"
-    return f"CAST({told[expression.name]} AS {context.spec.path_columns[expression.name]})"
+    return f"CAST({aliases[expression.name]} AS {context.spec.path_columns[expression.name]})"
 
 
 def _clause(keyword: str, columns: Sequence[str]) -> str:
@@ -412,19 +415,19 @@ def _ranges(
     order: Sequence[str],
     codes: Mapping[str, RankEncoding],
 ) -> list[PartitionRange]:
-    """Where each partition lies in the staged table, and what its marker will say of it."""
+    """Return the row ids, the path and the statistics of each partition in the staged table."""
     staged = _staged_names(shape.columns)
     texts = ", ".join(f"CAST({v} AS VARCHAR)" for v in values)
     stats = statistics_columns(shape.sort_by, shape.columns, context.expressions)
     figures = figures_sql({staged[c]: t for c, t in stats.items()})
-    found = incoming.con.execute(
+    groups = incoming.con.execute(
         f"SELECT min(rowid), max(rowid), count(*), {CHOSEN if incoming.chosen else 'NULL'}, [{texts}]::VARCHAR[], "
         f"{figures} FROM staged{_clause('GROUP BY', order) or ' HAVING count(*) > 0'} ORDER BY 1"
     ).fetchall()
-    if any(chosen is None for *_, chosen, _, _ in found):
-        _check_told(incoming, context, shape)
+    if any(chosen is None for *_, chosen, _, _ in groups):
+        _check_path_values(incoming, context, shape)
     names = [e.name for e in context.expressions]
-    _check_chosen(incoming, context, shape, {chosen for *_, chosen, _, _ in found if chosen is not None})
+    _check_chosen(incoming, context, shape, {chosen for *_, chosen, _, _ in groups if chosen is not None})
     of_values = [next((code for c, code in codes.items() if _is_column(e, c)), None) for e in context.expressions]
     return [
         PartitionRange(
@@ -434,18 +437,18 @@ def _ranges(
             _partition(context, names, chosen, [c.text(v) if c else v for c, v in zip(of_values, values, strict=True)]),
             encode_statistics(stats, _figures(stats, figures, codes), rows),
         )
-        for first, last, rows, chosen, values, figures in found
+        for first, last, rows, chosen, values, figures in groups
     ]
 
 
 def _figures(
-    stats: Mapping[str, str], found: Sequence[str | None], codes: Mapping[str, RankEncoding]
+    stats: Mapping[str, str], values: Sequence[str | None], codes: Mapping[str, RankEncoding]
 ) -> list[str | None]:
-    """Least, greatest and count of each column, where a rank is told of some."""
-    figures = list(found)
+    """Return minimum, maximum and count of each column, with texts in place of ranks."""
+    figures = list(values)
     for n, column in enumerate(stats):
         if column in codes:
-            figures[3 * n : 3 * n + 2] = map(codes[column].text, found[3 * n : 3 * n + 2])
+            figures[3 * n : 3 * n + 2] = map(codes[column].text, values[3 * n : 3 * n + 2])
     return figures
 
 
@@ -456,7 +459,7 @@ def _partition(context: WriteContext, names: Sequence[str], chosen: str | None, 
 
 
 def _check_chosen(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema, chosen: Collection[str]) -> None:
-    """What rows chose must be values of the partition columns, or nobody could read the table."""
+    """Raise InvalidPartitionValue unless the paths that rows chose have values of the partition columns' types."""
     if not chosen:
         return
     types = partition_types(context.expressions, {**context.known_schema, **shape.columns}, table=context.table)
@@ -467,14 +470,14 @@ def _check_chosen(incoming: LoadedBatch, context: WriteContext, shape: BatchSche
             if incoming.con.execute(fits, [values[name]]).fetchone() != (True,):
                 raise InvalidPartitionValue(
                     f"{context.table}: '{path[:200]}' cannot be a partition: '{name}' is {type_}, and "
-                    f"'{values[name]}' is none."
+                    f"'{values[name]}' is not a value of that type."
                 )
 
 
 def _set_misfits_aside(
     incoming: LoadedBatch, context: WriteContext, shape: BatchSchema, on_conflict: OnConflict
 ) -> int:
-    """How many rows cannot be stored. Unless they may go to the quarantine, there must be none."""
+    """Copy the rows that cannot be stored to `misfits`, and count them. Raises unless the quarantine accepts them."""
     if not shape.misfits:
         return 0
     incoming.keep()
@@ -484,7 +487,7 @@ def _set_misfits_aside(
         f"CREATE TEMP TABLE misfits AS SELECT CASE {reasons} END AS {_MISFIT}, * FROM {incoming.relation} "
         f"WHERE {shape.misfit}"
     )
-    # Not by rowid, which may be a column of the batch.
+    # Not by `rowid`, which can be a column of the batch.
     query = f"SELECT count(*), (SELECT {_MISFIT} FROM misfits LIMIT 1) FROM misfits"
     [(count, example)] = con.execute(query).fetchall()
     if count and on_conflict != "quarantine":
@@ -494,7 +497,7 @@ def _set_misfits_aside(
 
 def _misfit(context: WriteContext, shape: BatchSchema, count: int, example: str, *, answered: bool) -> IceDBError:
     conversion = shape.conversions[0]
-    whose = "the query's answer" if answered else "the batch"
+    whose = "the query's result" if answered else "the batch"
     return SchemaConflict(
         f"{context.table}: {count} rows of {whose} have values that the column's type cannot hold without loss, for "
         f"example: {example}. Correct them, write them under another name"
@@ -504,12 +507,12 @@ def _misfit(context: WriteContext, shape: BatchSchema, count: int, example: str,
     )
 
 
-def _check_told(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
+def _check_path_values(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
     lacking = [e.name for e in context.expressions if e.path_only and e.name not in shape.path_values]
     if incoming.chosen and lacking:
         raise InvalidBatch(
             f"{context.table}: rows have neither a '_partition' nor a column '{lacking[0]}', by which the table is "
-            "partitioned. Give them one of the two."
+            "partitioned. Add one of the two."
         )
 
 
@@ -558,6 +561,6 @@ def _unfit(context: WriteContext, error: duckdb.Error) -> IceDBError:
         return too_little_memory(context.table, error)
     if "arrow" in reason.lower() or not context.expressions:
         return unreadable(context.table, error)
-    reason = reason.partition(" when casting from source column")[0]  # which is a name of ours
-    shown = [e.name if e.path_only else e.sql for e in context.expressions]
-    return InvalidPartitionExpression(f"{context.table}: the rows cannot be partitioned by {shown}: {reason}")
+    reason = reason.partition(" when casting from source column")[0]  # the name of an internal column
+    expressions = [e.name if e.path_only else e.sql for e in context.expressions]
+    return InvalidPartitionExpression(f"{context.table}: the rows cannot be partitioned by {expressions}: {reason}")

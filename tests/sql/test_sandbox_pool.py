@@ -93,7 +93,7 @@ def test_after_a_query_of_the_tables_it_is_not_used_again(memory: Any) -> None:
 
 
 def test_after_a_large_batch_it_is_not_used_again(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_BYTES_WORTH_KEEPING", 16)
+    monkeypatch.setattr(staging, "_REUSE_BYTES_MAX", 16)
     icedb.Table.create(memory.uri, sort_by=["n"]).insert(ROWS)
     assert roots() == []
 

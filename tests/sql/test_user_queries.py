@@ -549,7 +549,14 @@ def test_a_name_that_the_rows_have_needs_no_other(known: dict[str, str], inputs:
     checked = check("SELECT id, sum(a) FROM _rows GROUP BY id")
     names = ["id", "sum(a)"]
     check_output(
-        names, table_columns=known, inputs=inputs, needed=[], query=checked, what="merge_query", table="t", new_columns=False
+        names,
+        table_columns=known,
+        inputs=inputs,
+        needed=[],
+        query=checked,
+        what="merge_query",
+        table="t",
+        new_columns=False,
     )
 
 

@@ -30,8 +30,8 @@ MEMORY_BYTES = 256 * 1024 * 1024
 #: How rows go: constants of the modules, and whether they are gathered as they are encoded.
 WAYS = {
     "sorted whole": ({"_HELD_PART": 1 << 60}, {}, False),
-    "gathered": ({}, {"_ROWS_WORTH_GATHERING": 0}, True),
-    "loaded": ({}, {"_ROWS_WORTH_GATHERING": 1 << 60}, False),
+    "gathered": ({}, {"_GATHER_ROWS_MIN": 0}, True),
+    "loaded": ({}, {"_GATHER_ROWS_MIN": 1 << 60}, False),
 }
 TEXTS = [
     None,
@@ -136,7 +136,7 @@ def test_rows_are_stored_alike(memory: Any, monkeypatch: pytest.MonkeyPatch, opt
 @settings(max_examples=40)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=6))))
 def test_ranks_have_the_order_of_texts(texts: list[str | None]) -> None:
-    ranks = deferred_gather.coded(
+    ranks = deferred_gather.encode_ranks(
         pa.chunked_array([pa.array(texts[:3], pa.string()), pa.array(texts[3:], pa.string())])
     )
     assert ranks is not None
@@ -147,10 +147,10 @@ def test_ranks_have_the_order_of_texts(texts: list[str | None]) -> None:
 
 
 def test_many_values_have_no_ranks() -> None:
-    assert deferred_gather.coded(pa.chunked_array([pa.array(map(str, range(5_000)))])) is None
+    assert deferred_gather.encode_ranks(pa.chunked_array([pa.array(map(str, range(5_000)))])) is None
     late = ["a"] * 20_000 + [str(n) for n in range(70_000)]
-    assert deferred_gather.coded(pa.chunked_array([pa.array(late)])) is None
-    some = deferred_gather.coded(pa.chunked_array([pa.array([str(n) for n in range(700)])]))
+    assert deferred_gather.encode_ranks(pa.chunked_array([pa.array(late)])) is None
+    some = deferred_gather.encode_ranks(pa.chunked_array([pa.array([str(n) for n in range(700)])]))
     assert some is not None
     assert some.ranks.type == pa.uint16()
 
@@ -165,7 +165,7 @@ def test_text_that_is_none_is_refused(memory: Any) -> None:
 
 
 def test_a_value_that_cannot_be_converted_leaves_nothing(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_ROWS_WORTH_GATHERING", 0)
+    monkeypatch.setattr(staging, "_GATHER_ROWS_MIN", 0)
     table = icedb.Table.create(memory.uri, partition_by=["n"])
     late = pa.array([0] * 9 + [2**62], pa.timestamp("s"))
     with pytest.raises(InvalidBatch, match="cannot be read"):

@@ -56,7 +56,7 @@ def test_a_number_becomes_the_columns_type_where_nothing_is_lost(place: Place) -
     assert table.schema()["total"] == "BIGINT"
     assert rows(table, 'SELECT "user", total FROM t ORDER BY ALL') == [("a", 40), ("b", 20)]
     before = objects(table)
-    with pytest.raises(SchemaConflict, match=r"1 rows of the query's answer .* 9223372036854775808") as caught:
+    with pytest.raises(SchemaConflict, match=r"1 rows of the query's result .* 9223372036854775808") as caught:
         table.insert([{"user": "c", "ts": 2**63 - 1}, {"user": "c", "ts": 1}, {"user": "d", "ts": 5}])
     assert (caught.value.column, caught.value.types) == ("total", ("BIGINT", "HUGEINT"))
     assert objects(table) == before
