@@ -39,7 +39,7 @@ from icedb.errors import (
     UnsupportedStore,
 )
 from icedb.operations.commits.publish import publish_append
-from icedb.operations.write.insert import BatchLimits, Unpublished, discard_beside, write_unpublished
+from icedb.operations.write.insert import BatchLimits, Unpublished, discard_views_and_quarantine, write_unpublished
 from icedb.operations.write.views import publish_views
 from icedb.sources.batch import OnConflict
 from icedb.sql.types import new_columns
@@ -203,16 +203,16 @@ class Committer:
         try:
             commit = self._publish(self._handle, unpublished.written, txn, group)
         except IceDBError as error:
-            discard_beside(unpublished)
+            discard_views_and_quarantine(unpublished)
             if _is_at_fault(error):  # the table was changed after the parts were written
                 raise _RowsRejected(error) from None
             raise
         if commit.repeated:
-            discard_beside(unpublished)
+            discard_views_and_quarantine(unpublished)
             return commit, 0
         self.counts.commits += commit.committed
-        if unpublished.aside is not None:
-            self._set_aside(*unpublished.aside, commit)
+        if unpublished.quarantined is not None:
+            self._commit_quarantine(*unpublished.quarantined, commit)
             self.counts.quarantined_rows += unpublished.misfits
         publish_views(self._handle, unpublished.views, None)
         return commit, unpublished.misfits
@@ -274,7 +274,7 @@ class Committer:
         """Whether all rows have an id, so that sending them again is safe."""
         return self._ids is not None and all(map(self._ids.all_have_ids, group))
 
-    def _set_aside(self, quarantine: Handle, misfits: WrittenParts, commit: Commit) -> None:
+    def _commit_quarantine(self, quarantine: Handle, misfits: WrittenParts, commit: Commit) -> None:
         """Commit rejected rows to the quarantine. Raises CommitStateUnknown if only the other rows are committed."""
         try:
             self._publish(quarantine, misfits, None)

@@ -20,7 +20,7 @@ from icedb.transaction.table_place import check_address
 from icedb.util.clock import Clock
 from icedb.writer.spec_validation import check_stored_spec, checked_spec
 
-__all__ = ["create_handle", "is_lost", "one_line", "open_beside", "open_handle", "quarantine_name"]
+__all__ = ["create_handle", "is_lost", "one_line", "open_sibling", "open_handle", "quarantine_name"]
 
 
 def open_handle(
@@ -194,7 +194,7 @@ def quarantine_name(handle: Handle) -> str:
     return f"{handle.location.name}_quarantine"
 
 
-def open_beside(handle: Handle, name: str, spec: TableSpec | None = None) -> Handle:
+def open_sibling(handle: Handle, name: str, spec: TableSpec | None = None) -> Handle:
     """Open the table `name` in the same folder. With a `spec`, create it if it does not exist.
 
     Raises TableNotFound, InvalidURI if the table has no folder around it, and the store's errors.

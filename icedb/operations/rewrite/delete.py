@@ -125,11 +125,11 @@ class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
     name = "searching parts"
 
     def bytes_of(self, item: tuple[Part, ...]) -> int:
-        """See Work."""
+        """See DistributedTask."""
         return sum(p.bytes for p in item)
 
     def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], means: ResourceLimits) -> list[dict[str, int]]:
-        """See Work. Raises as `find_rows`."""
+        """See DistributedTask. Raises as `find_rows`."""
         started_ms = handle.clock.now_ms()
         memory_bytes = means.memory_bytes or memory_bytes_default()
         folder = make_folder("find", below=means.folder)

@@ -69,7 +69,7 @@ def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool 
 
 def write_query_output(
     handle: Handle,
-    asked: RewriteQuery,
+    rewrite_query: RewriteQuery,
     inputs: Sequence[Part],
     schema: Mapping[str, str],
     path: Path,
@@ -85,8 +85,8 @@ def write_query_output(
     """
     types = visible_partitions(schema, partition_types(handle.expressions, schema, table=handle.table))
     with sandbox.cursor() as con:
-        _load(handle, asked, inputs, schema, types, reader=reader, con=con)
-        work = _Work(handle, asked, inputs[0].partition, schema, types, con)
+        _load(handle, rewrite_query, inputs, schema, types, reader=reader, con=con)
+        work = _Work(handle, rewrite_query, inputs[0].partition, schema, types, con)
         try:
             return work.copy(path)
         except duckdb.OutOfMemoryException:
@@ -100,7 +100,7 @@ def write_query_output(
 
 def _load(
     handle: Handle,
-    asked: RewriteQuery,
+    rewrite_query: RewriteQuery,
     inputs: Sequence[Part],
     schema: Mapping[str, str],
     types: Mapping[str, str],
@@ -115,7 +115,7 @@ def _load(
         parts.execute("SET arrow_lossless_conversion = true")  # keeps UUIDs
         rows = relation(handle, inputs, schema, partition_types(handle.expressions, schema, table=handle.table))
         con.register(_STREAM, parts.execute(f"SELECT {select} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH))
-        name = quote_name(asked.query.relation)
+        name = quote_name(rewrite_query.query.relation)
         [(loaded,)] = con.execute(f"CREATE TEMP TABLE {name} AS SELECT {select} FROM {_STREAM}").fetchall()
         con.unregister(_STREAM)
     counts = [p.rows for p in inputs]
@@ -131,16 +131,16 @@ class _Work:
     """The evaluation of one query, in a sandbox that has the query's relation."""
 
     handle: Handle
-    asked: RewriteQuery
+    rewrite_query: RewriteQuery
     partition: str
     schema: Mapping[str, str]
     types: Mapping[str, str]
     con: duckdb.DuckDBPyConnection
 
     def refused(self, why: str) -> InvalidQuery:
-        sql = self.asked.query.sql[:200]
+        sql = self.rewrite_query.query.sql[:200]
         return InvalidQuery(
-            f"{self.handle.table}: {self.asked.what} {sql!r}, run over the rows of '{self.partition}', {why}. "
+            f"{self.handle.table}: {self.rewrite_query.what} {sql!r}, run over the rows of '{self.partition}', {why}. "
             "Nothing was changed."
         )
 
@@ -152,7 +152,7 @@ class _Work:
         if not rows:
             return QueryOutput(columns, None)
         self._check_partition(columns, fitted, rows)
-        self.con.execute(f"DROP TABLE {quote_name(self.asked.query.relation)}")  # its memory is for sorting
+        self.con.execute(f"DROP TABLE {quote_name(self.rewrite_query.query.relation)}")  # its memory is for sorting
         order = ", ".join(quote_name(c) for c in self.handle.spec.sort_by if c in columns)
         query = f"SELECT * FROM ({fitted}){' ORDER BY ' + order if order else ''}"
         file = write_file(self.con, query, path, self.handle.spec)
@@ -165,7 +165,7 @@ class _Work:
 
     def _ask(self) -> dict[str, str]:
         """Run the query once, because each run may return other rows. Return the table's name of each result column."""
-        sql, spec = self.asked.query.sql, self.handle.spec
+        sql, spec = self.rewrite_query.query.sql, self.handle.spec
         names = [str(name) for name, *_ in self.con.execute(f"DESCRIBE {sql}").fetchall()]
         needed = {c.casefold() for c in (*spec.sort_by, *spec.required)}
         needed = needed.union(*(e.columns for e in self._expressions()))
@@ -174,11 +174,11 @@ class _Work:
             names,
             table_columns=self.schema,
             inputs=[*self.schema, *self.types],
-            needed=() if self.asked.lenient else needed_here,
-            query=self.asked.query,
-            what=self.asked.what,
+            needed=() if self.rewrite_query.lenient else needed_here,
+            query=self.rewrite_query.query,
+            what=self.rewrite_query.what,
             table=self.handle.table,
-            new_columns=self.asked.new_columns and spec.schema_policy == "open",
+            new_columns=self.rewrite_query.new_columns and spec.schema_policy == "open",
         )
         self._warn(names, needed_here)
         spelled = {c.casefold(): c for c in self.schema}
@@ -192,9 +192,10 @@ class _Work:
 
     def _warn(self, names: Sequence[str], needed: Sequence[str]) -> None:
         folded = {n.casefold() for n in names}
-        if self.asked.lenient and (dropped := [c for c in needed if c.casefold() not in folded]):
+        if self.rewrite_query.lenient and (dropped := [c for c in needed if c.casefold() not in folded]):
             warnings.warn(
-                f"{self.handle.table}: {self.asked.what} drops {dropped}, by which the table is partitioned or sorted.",
+                f"{self.handle.table}: {self.rewrite_query.what} drops {dropped}, by which the table is partitioned or "
+                "sorted.",
                 stacklevel=2,
             )
 
@@ -224,7 +225,8 @@ class _Work:
             return conversion
         raise SchemaConflict(
             f"{self.handle.table}: column '{name}' is {target} in the table and {source} in the answer of "
-            f"{self.asked.what}. Cast it to {target} there, or give it another name with AS. Nothing was changed.",
+            f"{self.rewrite_query.what}. Cast it to {target} there, or give it another name with AS. Nothing was "
+            "changed.",
             column=name,
             types=(target, source),
         )
@@ -239,9 +241,10 @@ class _Work:
         for conversion, example in zip(conversions, misfits, strict=True):
             if example is not None:
                 raise SchemaConflict(
-                    f"{self.handle.table}: {self.asked.what} gives column '{conversion.column}' of '{self.partition}' "
-                    f"as {conversion.source}, and the table has it as {conversion.target}, which cannot hold "
-                    f"{example[:EXAMPLE_LENGTH_MAX]}, for example. Cast or round it there. Nothing was changed.",
+                    f"{self.handle.table}: {self.rewrite_query.what} gives column '{conversion.column}' of "
+                    f"'{self.partition}' as {conversion.source}, and the table has it as {conversion.target}, which "
+                    f"cannot hold {example[:EXAMPLE_LENGTH_MAX]}, for example. Cast or round it there. Nothing was "
+                    "changed.",
                     column=conversion.column,
                     types=(conversion.target, conversion.source),
                 )
@@ -265,7 +268,7 @@ class _Work:
             return
         values = ", ".join(f"(\n{e.sql}\n) AS {_VALUE}{n}" for n, e in enumerate(expressions))
         lacking = "".join(f", CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in self.schema.items() if c not in columns)
-        before = f"SELECT DISTINCT {values} FROM {quote_name(self.asked.query.relation)}"
+        before = f"SELECT DISTINCT {values} FROM {quote_name(self.rewrite_query.query.relation)}"
         after = f"SELECT {values}, count(*) AS n FROM (SELECT *{lacking} FROM ({fitted})) GROUP BY ALL"
         same = " AND ".join(f"a.{_VALUE}{n} IS NOT DISTINCT FROM b.{_VALUE}{n}" for n in range(len(expressions)))
         texts = ", ".join(f"CAST(a.{_VALUE}{n} AS VARCHAR)" for n in range(len(expressions)))
@@ -277,7 +280,7 @@ class _Work:
             names = [e.name for e in expressions]
             example = encode_partition(dict(zip(names, outside[0][0], strict=True)))
             raise InvalidBatch(
-                f"{self.handle.table}: {sum(n for _, n in outside)} of {rows} rows that {self.asked.what} gives are "
-                f"outside '{self.partition}', for example in '{example}'. Leave them out, or move them with overwrite. "
-                "Nothing was changed."
+                f"{self.handle.table}: {sum(n for _, n in outside)} of {rows} rows that {self.rewrite_query.what} "
+                f"gives are outside '{self.partition}', for example in '{example}'. Leave them out, or move them with "
+                "overwrite. Nothing was changed."
             )

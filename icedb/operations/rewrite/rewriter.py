@@ -106,15 +106,15 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
     name = "rewriting parts"
 
     def bytes_of(self, item: Rewrite) -> int:
-        """See Work."""
+        """See DistributedTask."""
         return item.bytes
 
     def partition_of(self, item: Rewrite) -> str | None:
-        """See Work."""
+        """See DistributedTask."""
         return None if self.dry_run else item.partition
 
     def part_of(self, result: NewPart) -> Marker | None:
-        """See Work."""
+        """See DistributedTask."""
         return result.marker
 
     def do(self, handle: Handle, items: Sequence[Rewrite], means: ResourceLimits) -> list[NewPart]:

@@ -27,12 +27,20 @@ from icedb.sql.connections import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_w
 from icedb.sql.types import new_columns
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
-from icedb.transaction.open_table import open_beside, quarantine_name
+from icedb.transaction.open_table import open_sibling, quarantine_name
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, discard, put_parts
 from icedb.writer.staging import QUARANTINE_COLUMNS, StagedBatch, stage_rows
 
-__all__ = ["BatchLimits", "Unpublished", "discard_beside", "insert", "overwrite", "staged", "write_unpublished"]
+__all__ = [
+    "BatchLimits",
+    "Unpublished",
+    "discard_views_and_quarantine",
+    "insert",
+    "overwrite",
+    "staged",
+    "write_unpublished",
+]
 
 
 def insert(
@@ -60,9 +68,9 @@ def insert(
 
 def _append(handle: Handle, stage: StagedBatch, txn: Txn | None, memory_bytes: int) -> Commit:
     written = put_parts(stage, store=handle.store, clock=handle.clock)
-    aside = _set_aside(handle, stage, written, txn, memory_bytes)
+    quarantine = _commit_quarantine(handle, stage, written, txn, memory_bytes)
     commit = publish_append(handle, written, txn=txn)
-    return commit if commit.repeated else replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
+    return commit if commit.repeated else replace(commit, quarantined_rows=stage.misfits, quarantine=quarantine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class Unpublished:
     views: Sequence[ViewParts]
     misfits: int
     #: The quarantine and its parts, or None if all rows fit.
-    aside: tuple[Handle, WrittenParts] | None
+    quarantined: tuple[Handle, WrittenParts] | None
 
 
 def write_unpublished(
@@ -104,17 +112,17 @@ def write_unpublished(
         stage.check_partitions(limits.partitions_max)
         _check_columns_max(handle, stage, limits.columns_max)
         views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=limits.partitions_max)
-        written = aside = None
+        written = quarantined = None
         try:
             written = put_parts(stage, store=handle.store, clock=handle.clock)
             if stage.misfits:
                 quarantine = _open_quarantine(handle)
-                aside = quarantine, _write_misfits(quarantine, stage, "", memory_bytes)
+                quarantined = quarantine, _write_misfits(quarantine, stage, "", memory_bytes)
         except BaseException:
             discard(handle.store, [m.key for m in written.markers] if written else [])
             discard_views(views)
             raise
-        return Unpublished(written, views, stage.misfits, aside)
+        return Unpublished(written, views, stage.misfits, quarantined)
 
 
 def _check_columns_max(handle: Handle, stage: StagedBatch, columns_max: int | None) -> None:
@@ -136,14 +144,14 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(first) + (", ..." if len(names) > len(first) else "")
 
 
-def discard_beside(unpublished: Unpublished) -> None:
+def discard_views_and_quarantine(unpublished: Unpublished) -> None:
     """Delete the parts for views and quarantine, because the table's own parts are not published.
 
     The table's own parts stay: the code that publishes them deletes them once no log file can name them.
     """
     discard_views(unpublished.views)
-    if unpublished.aside is not None:
-        quarantine, misfits = unpublished.aside
+    if unpublished.quarantined is not None:
+        quarantine, misfits = unpublished.quarantined
         discard(quarantine.store, [m.key for m in misfits.markers])
 
 
@@ -160,9 +168,9 @@ def overwrite(
         written = put_parts(stage, store=handle.store, clock=handle.clock)
         if stage.misfits:  # a rejected overwrite must not add rows to the quarantine
             check_overwrite(handle, written, partitions)
-        aside = _set_aside(handle, stage, written, None, memory_bytes)
+        quarantine = _commit_quarantine(handle, stage, written, None, memory_bytes)
     commit = publish_overwrite(handle, written, partitions)
-    return replace(commit, quarantined_rows=stage.misfits, quarantine=aside)
+    return replace(commit, quarantined_rows=stage.misfits, quarantine=quarantine)
 
 
 @contextmanager
@@ -199,7 +207,7 @@ def staged(
         yield stage, memory_bytes
 
 
-def _set_aside(
+def _commit_quarantine(
     handle: Handle, stage: StagedBatch, written: WrittenParts, txn: Txn | None, memory_bytes: int
 ) -> str | None:
     """Commit the rows that do not fit to the table's quarantine, and return its address, or None without such rows.
@@ -224,7 +232,7 @@ def _set_aside(
 def _open_quarantine(handle: Handle) -> Handle:
     """Open or create the quarantine. Raises InvalidOption if another table has that name."""
     spec = TableSpec(id=handle.clock.new_id(), columns=dict(QUARANTINE_COLUMNS), sort_by=("quarantined_at",))
-    quarantine = open_beside(handle, quarantine_name(handle), spec)
+    quarantine = open_sibling(handle, quarantine_name(handle), spec)
     prepare(quarantine)
     if not QUARANTINE_COLUMNS.items() <= quarantine.columns.items():
         raise InvalidOption(

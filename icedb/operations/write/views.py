@@ -43,7 +43,7 @@ from icedb.sql.user_queries import UserQuery, check_query
 from icedb.transaction.append import Commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import Txn
-from icedb.transaction.open_table import create_handle, open_beside, quarantine_name
+from icedb.transaction.open_table import create_handle, open_sibling, quarantine_name
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import make_folder, remove_folder
 from icedb.writer.batch_schema import WriteContext
@@ -241,7 +241,7 @@ def _query_of(handle: Handle, view: ViewSpec) -> UserQuery:
 def _open(handle: Handle, view: ViewSpec) -> Handle:
     _query_of(handle, view)  # another program may have written it
     try:
-        target = open_beside(handle, check_name(view.name, table=handle.table))
+        target = open_sibling(handle, check_name(view.name, table=handle.table))
     except TableNotFound as error:
         raise TableNotFound(
             f"{handle.table}: its view '{view.name}' does not exist ({error}). Restore it, or drop_view('{view.name}')."
