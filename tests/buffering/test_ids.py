@@ -1,4 +1,4 @@
-"""A row with an id is in the table once: whatever dies, repeats, comes late or writes at the same time.
+"""A row with an id is in the table once, under crashes, retries, delays and concurrent writers.
 
 A group of three rows is committed with a fault at each of its requests in turn, and with another writer in between
 each two of them; then everything that was not acknowledged is sent again, as a client would. Threads and a clock of
@@ -139,7 +139,7 @@ def test_what_is_sent_again_is_dropped_and_acknowledged_as_repeated(world: World
     assert writer.write(2, 1) == Acknowledged(0, 2)
     again = writer.write(1, 4, "first")
     assert (again.rows, again.repeated_rows) == (1, 2)
-    assert Writer(world).write(4, 1, 2) == Acknowledged(0, 3), "also by who starts anew"
+    assert Writer(world).write(4, 1, 2) == Acknowledged(0, 3), "also by a new writer"
     assert world.ids() == ["1", "2", "4", "first"]
 
 
@@ -227,7 +227,7 @@ def test_once_whatever_happens_to_a_request(world: World, act: Callable[[Writer]
         with suppress(Crash, StoreUnavailable):
             act(writer)
         assert set(world.ids()) >= world.acknowledged, request
-        if not writer.store.dead:  # who lives sends it again himself
+        if not writer.store.dead:  # a live writer retries by itself
             with suppress(StoreUnavailable):
                 act(writer)
         again = Writer(world)
@@ -298,7 +298,7 @@ def test_a_row_without_an_id_is_not_doubled_by_who_slept_while_others_published_
 
 @pytest.mark.long
 def test_once_with_a_writer_who_died_with_his_claim(world: World) -> None:
-    """The claim is there, the log file is not: whoever comes next publishes it, and drops what it has."""
+    """The claim exists, the log file does not: the next writer publishes it, and drops its own rows with these ids."""
     for wait_ms in (0, 2 * MINUTE_MS, 20 * MINUTE_MS):
         world.reset()
         dead = Writer(world)

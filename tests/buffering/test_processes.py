@@ -1,4 +1,4 @@
-"""Two processes send the same events, both are killed again and again: each event that carries an id is there once."""
+"""Two processes that are killed repeatedly send the same events: each event with an id is committed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Senders that share a writer: each has its turn, and rows of one that are refused delay the others little."""
+"""Senders that share a writer take turns, and rejected rows of one delay the others little."""
 
 from __future__ import annotations
 

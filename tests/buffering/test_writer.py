@@ -1,4 +1,4 @@
-"""Rows of many senders, few commits: who is answered what, who waits, and what is left when it ends."""
+"""`BufferedWriter`: groups and acknowledgements, limits and waits, errors, flush and close."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_threads_and_event_loops_share_a_writer(table: Table) -> None:
     assert writer.stats().commits < 60
 
 
-# ------------------------------------------------------------------------------------------ who is at fault
+# ------------------------------------------------------------------------------------------ rejected rows
 
 
 def test_only_those_at_fault_are_refused_and_told_which_row_it_is(table: Table) -> None:
@@ -501,7 +501,7 @@ def two_and_an_error(table: Table) -> None:
 
 
 class Row(dict[str, Any]):
-    """A row of which can be told whether somebody has it."""
+    """A row that weak references can track."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Commits hold whatever crashes, pauses, races or repeats: at every single request of every operation.
+"""Commits are atomic under crashes, pauses, races and retries at every single request of every operation.
 
 One world is built once and copied for each story: a table of two partitions with two commits. An operation runs
 with a fault at one of its requests; then another actor comes, at once or after the commit timeout; then the rows

@@ -1,4 +1,4 @@
-"""A batch with a name is there once, whatever crashes, sleeps, races or repeats, at every request.
+"""A batch with an idempotency key is committed once, under crashes, pauses, races and retries at every request.
 
 A table of two columns and one commit is the world of each story; `n` tells which batch a row came from. The same
 transaction is tried by several actors with parts of their own: whichever batch won, all of it is there, and only it.
@@ -523,7 +523,7 @@ def test_the_record_goes_after_its_retention_and_not_before(world: World) -> Non
 
 
 def test_a_claim_that_outlived_its_record_does_not_bring_deleted_parts_back(world: World) -> None:
-    # The table rested for longer than transactions are remembered: nobody cleaned up while the log still knew it.
+    # The table rested for longer than transactions are remembered: no cleanup ran while the log still had it.
     table, _ = world.actor()
     one(table)
     table.merge()

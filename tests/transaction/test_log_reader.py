@@ -1,4 +1,4 @@
-"""A refresh lists little, fetches what is new, and never shows a state that is older or was never there.
+"""A refresh lists little, fetches new log files, and never returns a state that is older or never existed.
 
 Log files are put straight into the store; what the table's own verbs do is in the tests of these.
 """
@@ -256,7 +256,7 @@ def test_a_log_that_never_fits_is_reported_and_what_was_remembered_stays_true() 
 def test_a_reader_never_shows_what_was_merged_away_cleaned_up_and_forgotten(
     every_m: int, idle_h: int, everything: bool
 ) -> None:
-    # For `idle_h` hours nobody cleans up, so a tombstone may be older than `late_ms` when its log file goes.
+    # For `idle_h` hours no cleanup runs, so a tombstone may be older than `late_ms` when its log file is deleted.
     world = World(epochs=False)
     table = create_table(world.store, world.clock)
     table.insert([{"n": 0}])
@@ -288,7 +288,7 @@ def _append(table: Table, world: World) -> None:
 
 
 def _commit(table: Table, world: World, *, replace: bool) -> None:
-    """A small part that is no Parquet file: nobody opens it."""
+    """A small part that is no Parquet file, because no test opens it."""
     world.clock.advance(1)
     now_ms = world.clock.now_ms()
     part = Marker(KEYS.part("", world.clock.new_id()), 1, now_ms, rows=1)
@@ -314,7 +314,7 @@ def test_a_log_file_whose_old_tombstone_is_forgotten_right_after_it_was_deleted_
     _commit(table, world, replace=False)
     world.live()
     _commit(table, world, replace=True)
-    for _ in range(26):  # longer than `late_ms`, and nobody cleans up
+    for _ in range(26):  # longer than `late_ms`, without a cleanup
         world.clock.advance(HOUR_MS)
         assert len(world.live(fresh=True)) == 1
     world.clock.advance(20 * MINUTE_MS)

@@ -1,4 +1,4 @@
-"""A refresh that lists what the last one listed answers with the last state, and replays nothing."""
+"""A refresh with an unchanged listing returns the last state, and replays nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 
 
 def commit(table: Table, *, t_ms: int | None = None) -> None:
-    """A part that is no Parquet file: nobody opens it."""
+    """A part that is no Parquet file, because no test opens it."""
     handle = table.handle
     now_ms = handle.clock.now_ms()
     marker = Marker(handle.keys.part("k=0", handle.clock.new_id()), 10, now_ms, rows=1)

@@ -1,4 +1,4 @@
-"""The front door on every kind of store: create, open, insert, overwrite, read, travel in time."""
+"""`Table` on every kind of store: create, open, insert, overwrite, read, time travel."""
 
 from __future__ import annotations
 

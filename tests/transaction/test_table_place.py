@@ -1,4 +1,4 @@
-"""No table is created inside another, nested prefixes are two tables, and nothing is created over a lost table."""
+"""No table is created inside another or over a lost table, and nested prefixes are two tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A spec that is changed while others write, maintain and read; programs that undo epochs; clocks that are wrong."""
+"""Changes of a spec during writes, maintenance and reads, programs that undo epochs, and wrong clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropping partitions: a change of the log only, atomic, by path or by predicate."""
+"""Drops of partitions by path or predicate: atomic changes of the log only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A condition is what the verbs find; what is recommended is done by the verb that is named, and only by that one."""
+"""The health agrees with the operations: the named operation does what is recommended, and no other does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 
 
 def add(table: Table, *partitions: str, size: int = 10, rows: int | None = 1) -> None:
-    """A commit of a part for each partition, a millisecond after the last. No Parquet: nobody opens it."""
+    """A commit of a part for each partition, a millisecond after the last. They are no Parquet files."""
     handle = table.handle
     clock: Any = handle.clock
     clock.advance(1)

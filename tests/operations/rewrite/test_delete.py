@@ -1,4 +1,4 @@
-"""Deleting rows: exactly those for which the predicate is true go, whatever else happens at the same time."""
+"""Deletions remove exactly the rows for which the predicate is true, also during concurrent commits."""
 
 from __future__ import annotations
 

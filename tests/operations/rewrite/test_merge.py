@@ -1,4 +1,4 @@
-"""Merging: the plan keeps its bounds, and the table holds the same rows afterwards, sorted, in fewer parts."""
+"""Merges: plans keep their limits, and the table has the same rows afterwards, sorted, in fewer parts."""
 
 from __future__ import annotations
 

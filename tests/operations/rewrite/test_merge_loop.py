@@ -1,4 +1,4 @@
-"""Merging for a limited time: it ends in time, does as much as fits into it, and goes on in the next call."""
+"""Merges for a limited time end in time, do as much as fits into it, and continue in the next call."""
 
 from __future__ import annotations
 

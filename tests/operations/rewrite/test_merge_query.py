@@ -1,4 +1,4 @@
-"""A merge with a query: the new part holds its answer, or the merge changes nothing and says why."""
+"""Merges with a query: the new part has its result, or the merge changes nothing and raises the reason."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_an_answer_that_does_not_fit_changes_nothing(
 
 
 def _table_that_says(place: Any, query: str, **options: Any) -> Table:
-    """A table of whose query nobody thought anything when it was made, with two parts to merge."""
+    """A table with a query that was not checked at creation, and two parts to merge."""
     spec = TableSpec(id="test", partition_by=("k // 10 AS tens",), sort_by=("n",), merge_query=query, **options)
     plain = make(place, partition_by=spec.partition_by, sort_by=spec.sort_by)
     for n in (1, 2):
@@ -319,7 +319,7 @@ def test_no_query_reaches_files_network_or_settings(
 
 
 class Listener:
-    """A port of this machine that nobody may talk to."""
+    """A port of this machine that must get no connection."""
 
     def __init__(self) -> None:
         self.accepted = 0

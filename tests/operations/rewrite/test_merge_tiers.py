@@ -1,4 +1,4 @@
-"""Merging in tiers: rows are written again seldom, few parts stay, and so it is with the lines of the log.
+"""Merges in tiers: rows, and lines of the log, are rewritten seldom, and few parts stay.
 
 Parts are markers here, without objects.
 """

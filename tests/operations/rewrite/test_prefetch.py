@@ -1,4 +1,4 @@
-"""Rewrites behind a network: each part is fetched once, before its turn, and nothing of it stays here."""
+"""Rewrites of remote parts: each part is fetched once, ahead of its turn, and no local copy stays."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_part_that_was_fetched_is_not_copied_once_more(memory: Any) -> None:
 
 
 def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DuckDB does not read this process's memory. Each part is copied once, whoever is the first."""
+    """DuckDB does not read this process's memory. Each part is copied once, by the first thread."""
     table = Table.create(memory.uri, storage_options=memory.storage_options)
     table.insert([{"n": 1}])
     made, asked = [], threading.Barrier(4)

@@ -1,4 +1,4 @@
-"""Rewriting a partition: its rows become the answer of a query over them, at once or not at all."""
+"""Rewrites of a partition: the result of a query replaces its rows atomically."""
 
 from __future__ import annotations
 

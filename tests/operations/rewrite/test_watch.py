@@ -1,4 +1,4 @@
-"""Merging all the time: a quiet table costs a listing a round, trouble is waited out, no row is lost beside others."""
+"""Repeated merges: an idle table costs a listing a round, retryable errors are waited out, and no row is lost."""
 
 from __future__ import annotations
 

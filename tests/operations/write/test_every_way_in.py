@@ -1,4 +1,4 @@
-"""Rows of every shape through the front door: inserted, overwritten, and read back, on each store."""
+"""Rows of every supported kind are inserted, overwritten and read back through `Table`, on each store."""
 
 from __future__ import annotations
 

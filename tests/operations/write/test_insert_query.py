@@ -1,4 +1,4 @@
-"""A query on the way in: its answer is stored, in the table's types, or nothing is."""
+"""Insert queries: their result is stored in the table's types, or the insert stores nothing."""
 
 from __future__ import annotations
 

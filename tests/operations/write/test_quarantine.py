@@ -1,4 +1,4 @@
-"""Rows that do not fit go to a table of their own, whole and with their reason; the others are committed."""
+"""Rows that do not fit go to the quarantine, whole and with their reason, and the others are committed."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_
         with pytest.raises(Crash):
             insert(table)
         assert there(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
-        if there(world)[0] == BEFORE[0]:  # whoever looks sees that it is to be done again
+        if there(world)[0] == BEFORE[0]:  # the caller sees that it must retry
             insert(world.table())
         kept, set_aside = there(world)
         assert kept == AFTER[0], request

@@ -1,4 +1,4 @@
-"""Whatever goes in comes out: random nested rows through insert, merge and rewrite, value by value."""
+"""Random nested rows survive insert, merge and rewrite value by value."""
 
 from __future__ import annotations
 

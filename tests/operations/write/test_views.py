@@ -1,4 +1,4 @@
-"""Materialized views: what they show, who feeds them, what a failure at any request leaves, and how it is put right."""
+"""Materialized views: their rows, the inserts that feed them, failures at any request, and their repair."""
 
 from __future__ import annotations
 
