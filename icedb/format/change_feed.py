@@ -23,17 +23,8 @@ from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.util.times import time_text
 
-__all__ = [
-    "BEGINNING",
-    "Cursor",
-    "Limits",
-    "advance",
-    "at_time",
-    "between",
-    "check_order",
-    "decode_cursor",
-    "encode_cursor",
-]
+__all__ = ["BEGINNING", "Cursor", "Limits", "advance", "at_time", "between", "check_order", "decode_cursor",
+           "encode_cursor"]  # fmt: skip
 
 #: Returns the keys of those parts that count towards the limits.
 Counted = Callable[[Sequence[Marker]], Collection[str]]
@@ -129,20 +120,20 @@ def advance(
     until_ms: int | None = None,
     limits: Limits | None = None,
     counted: Counted | None = None,
-    known_ms: int = 0,
+    consumed_ms: int = 0,
 ) -> tuple[Cursor, list[Marker]]:
     """Return the end of the batch that begins at `start`, and its parts: those of commits up to `until_ms`.
 
     `limits` may end the batch earlier. `counted` returns the parts that count towards the limits; the consumer skips
     the others. No log file of the time `settled_ms` or before can appear any more.
 
-    The consumer has consumed everything that was superseded by `known_ms` (unix milliseconds), even if `start` is
+    The consumer has consumed everything that was superseded by `consumed_ms` (unix milliseconds), even if `start` is
     before it, so cleanup may have forgotten it. Raises the same errors as `between`.
     """
     begins = start == BEGINNING
     if begins:
         start = _snapshot_cursor(state, keys, settled_ms)
-    feed = _Feed(state, keys, start, known_ms)
+    feed = _Feed(state, keys, start, consumed_ms)
     appended = [m for m in feed.appended if until_ms is None or m.created_ms <= until_ms]
     taken = _within(limits or Limits(), [*feed.snapshot, *appended], counted)
     if len(taken) < len(feed.snapshot):
@@ -183,8 +174,8 @@ class _Reach:
 class _Feed:
     """The parts after a cursor: the rest of its snapshot, then the appended parts, in order."""
 
-    def __init__(self, state: TableState, keys: Keys, start: Cursor, known_ms: int = 0) -> None:
-        _check_known(state, start, known_ms)
+    def __init__(self, state: TableState, keys: Keys, start: Cursor, consumed_ms: int = 0) -> None:
+        _check_readable(state, start, consumed_ms)
         self.start = _Reach(start, keys)
         self.name = self.start.name
         self.snapshot: list[Marker] = []
@@ -232,8 +223,8 @@ def check_order(start: Cursor, end: Cursor, keys: Keys, *, table: str) -> None:
     )
 
 
-def _check_known(state: TableState, start: Cursor, known_ms: int) -> None:
-    if max(start.t_ms, known_ms) < state.horizon_ms:
+def _check_readable(state: TableState, start: Cursor, consumed_ms: int) -> None:
+    if max(start.t_ms, consumed_ms) < state.horizon_ms:
         remedy = (
             "The consumer was still reading its first snapshot. Begin anew with larger batches, or with a longer "
             "grace_ms until the snapshot is read."

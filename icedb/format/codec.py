@@ -13,7 +13,7 @@ import msgspec
 from icedb.errors import CorruptLog
 from icedb.format.keys import Keys, has_unsafe_segment
 from icedb.format.operation_names import decode_operation, decode_operations, encode_operations
-from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstone, Marker, PackedMarkers
+from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstoneRecord, Marker, PackedMarkers
 from icedb.format.table_spec import decode_spec
 
 __all__ = ["decode", "encode"]
@@ -29,7 +29,7 @@ TEXT_CHARS = 200
 _encoder = msgspec.json.Encoder()
 _header = msgspec.json.Decoder(Header)
 _schema = msgspec.json.Decoder(dict[str, str])
-_tombstones = msgspec.json.Decoder(LogTombstone)
+_tombstones = msgspec.json.Decoder(LogTombstoneRecord)
 _markers = msgspec.json.Decoder(Marker)
 # A line that is nested too deeply raises RecursionError.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

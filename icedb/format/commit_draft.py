@@ -22,7 +22,15 @@ import msgspec
 from icedb.errors import InvariantViolated
 from icedb.format.column_times import stored_times
 from icedb.format.operation_names import carried_operations
-from icedb.format.records import Encoded, LogFile, LogTombstone, Marker, PackedMarkers, marker_times, tombstone_flags
+from icedb.format.records import (
+    Encoded,
+    LogFile,
+    LogTombstoneRecord,
+    Marker,
+    PackedMarkers,
+    marker_times,
+    tombstone_flags,
+)
 from icedb.format.replay import TableState
 
 __all__ = ["CommitDraft", "check_draft", "draft"]
@@ -122,13 +130,13 @@ def _union(schemas: Iterable[dict[str, str]]) -> dict[str, str]:
 
 def _tombstones(
     state: TableState, sources: Iterable[LogFile], replaces: Iterable[str], t_ms: int
-) -> tuple[LogTombstone, ...]:
+) -> tuple[LogTombstoneRecord, ...]:
     # A log file that only a v3 program tombstoned is still effective, because readers do not trust that tombstone. If
     # this draft carried it, readers would trust it, and the markers that v3 left out would be hidden. When such a log
     # file is replaced, the time of its tombstone is that of this commit.
     carried = {t.key for f in sources for t in f.tombstones} - _effective_keys(state)
     times = {k: state.log_tombstones[k] for k in carried} | dict.fromkeys(replaces, t_ms)
-    return tuple(LogTombstone(k, t) for k, t in sorted(times.items()))
+    return tuple(LogTombstoneRecord(k, t) for k, t in sorted(times.items()))
 
 
 def _effective_keys(state: TableState) -> set[str]:

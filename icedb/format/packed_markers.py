@@ -198,13 +198,6 @@ class MarkerColumns(PackedMarkers):
             for start in range(0, len(block), BATCH_MARKERS):
                 yield from block.markers(range(start, min(start + BATCH_MARKERS, len(block))))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MarkerColumns | tuple):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"MarkerColumns({len(self)} markers)"
 

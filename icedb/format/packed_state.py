@@ -299,13 +299,6 @@ class MarkerView(PackedMarkers):
             made.update(zip(places, parts._blocks[block].markers([rows[p] - start for p in places]), strict=True))
         return (made[place] for place in range(len(rows)))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MarkerView | list):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"MarkerView({len(self)} markers)"
 

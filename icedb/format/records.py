@@ -16,7 +16,7 @@ import msgspec
 
 from icedb.util.times import COUNT_MAX, TIME_MS_MAX
 
-__all__ = ["Count", "Encoded", "Header", "LogFile", "LogReferences", "LogTombstone", "Marker", "Operations",
+__all__ = ["Count", "Encoded", "Header", "LogFile", "LogReferences", "LogTombstoneRecord", "Marker", "Operations",
            "PackedMarkers", "Positive", "Sequenced", "Stats", "StoredLogFile", "TimeMs", "marker_times",
            "merge_markers", "tombstone_flags", "tombstoned", "total_bytes", "total_rows"]  # fmt: skip
 
@@ -64,6 +64,13 @@ class PackedMarkers(Sequence[Marker]):
     """A sequence of markers that are created on access. Aggregates over all of them are computed on columns."""
 
     __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PackedMarkers | tuple | list):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     @abstractmethod
@@ -123,7 +130,7 @@ def marker_times(markers: Sequence[Marker]) -> set[int]:
     return {t for m in markers for t in (m.created_ms, m.tombstoned_ms) if t is not None}
 
 
-class LogTombstone(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):
+class LogTombstoneRecord(msgspec.Struct, frozen=True, rename={"key": "p", "created_ms": "t"}):
     """The line that names a log file which this one replaces."""
 
     key: str
@@ -173,7 +180,7 @@ class LogFile(msgspec.Struct, frozen=True):
     schema: dict[str, str]
     #: `PackedMarkers` if there are many.
     markers: Sequence[Marker] = ()
-    tombstones: tuple[LogTombstone, ...] = ()
+    tombstones: tuple[LogTombstoneRecord, ...] = ()
     epoch: int | None = None
     live_epochs: tuple[int, ...] = ()
     void: bool = False

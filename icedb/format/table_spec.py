@@ -15,24 +15,9 @@ from icedb.errors import CorruptLog, InvalidOption
 from icedb.format.timing import EarlierTiming, Timing
 from icedb.util.times import COUNT_MAX
 
-__all__ = [
-    "COMPRESSIONS",
-    "Aggregating",
-    "Compression",
-    "Dedup",
-    "EarlierSpec",
-    "Merging",
-    "Replacing",
-    "SchemaPolicy",
-    "TableSpec",
-    "ViewSpec",
-    "all_columns",
-    "altered_spec",
-    "check_spec",
-    "decode_spec",
-    "encode_spec",
-    "spec_at",
-]
+__all__ = ["COMPRESSIONS", "Aggregating", "Compression", "Dedup", "EarlierSpec", "Merging", "Replacing",
+           "SchemaPolicy", "TableSpec", "ViewSpec", "all_columns", "altered_spec", "check_spec", "decode_spec",
+           "encode_spec", "spec_at"]  # fmt: skip
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed"]
 COMPRESSIONS: tuple[Compression, ...] = ("zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed")
@@ -141,23 +126,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 #: Fields that are written only if they differ from the default, so that other specs do not grow.
-_OPTIONAL_FIELDS = (
-    "log_uri",
-    "columns",
-    "required",
-    "schema_policy",
-    "insert_query",
-    "merge_query",
-    "merging",
-    "row_id",
-    "preserve_partition",
-    "path_columns",
-    "views",
-    "earlier",
-    "declared_ms",
-    "timing",
-    "earlier_timing",
-)
+_OPTIONAL_FIELDS = ("log_uri", "columns", "required", "schema_policy", "insert_query", "merge_query", "merging",
+                    "row_id", "preserve_partition", "path_columns", "views", "earlier", "declared_ms", "timing",
+                    "earlier_timing")  # fmt: skip
 #: The fields that a snapshot takes from the spec of its time.
 _SNAPSHOT_FIELDS = ("partition_by", "path_columns", "merge_query", "merging")
 

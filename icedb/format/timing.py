@@ -86,7 +86,7 @@ class EarlierTiming:
     timing: Timing
 
     @property
-    def known_ms(self) -> int:
+    def read_by_all_ms(self) -> int:
         """The time by which every program has read the change and uses the later times (unix milliseconds).
 
         A program reads the log before it publishes, unless it has read it within `grace_ms`. The commit itself may
@@ -97,7 +97,7 @@ class EarlierTiming:
     def is_over(self, now_ms: int, *others: Timing) -> bool:
         """Whether no work that began under these times, or under others, can still rely on these."""
         longest: int = max(getattr(t, f.name) for t in (self.timing, *others) for f in fields(Timing))
-        return now_ms >= self.known_ms + longest
+        return now_ms >= self.read_by_all_ms + longest
 
 
 def timing_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> Timing:
@@ -110,7 +110,7 @@ def timing_at(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> 
     for old in earlier:
         for field in fields(Timing):
             value = getattr(old.timing, field.name)
-            if value > longest.get(field.name, getattr(timing, field.name)) and now_ms < old.known_ms + value:
+            if value > longest.get(field.name, getattr(timing, field.name)) and now_ms < old.read_by_all_ms + value:
                 longest[field.name] = value
     return replace(timing, **longest) if longest else timing
 
@@ -120,7 +120,9 @@ def part_timeout_at(timing: Timing, earlier: Sequence[EarlierTiming], oldest_par
 
     Earlier limits count too, because an orphan sweep that had not read a longer limit may have deleted the part.
     """
-    return min([timing.part_timeout_ms, *(e.timing.part_timeout_ms for e in earlier if oldest_part_ms < e.known_ms)])
+    return min(
+        [timing.part_timeout_ms, *(e.timing.part_timeout_ms for e in earlier if oldest_part_ms < e.read_by_all_ms)]
+    )
 
 
 def deletable_until(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: int) -> int:
@@ -128,7 +130,7 @@ def deletable_until(timing: Timing, earlier: Sequence[EarlierTiming], now_ms: in
 
     A cleanup uses an earlier grace period until it has read the longer one.
     """
-    return max([now_ms - timing.grace_ms, *(min(now_ms, e.known_ms) - e.timing.grace_ms for e in earlier)])
+    return max([now_ms - timing.grace_ms, *(min(now_ms, e.read_by_all_ms) - e.timing.grace_ms for e in earlier)])
 
 
 def timing_differences(one: Timing, other: Timing) -> list[str]:

@@ -30,16 +30,8 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 from icedb.errors import InvalidURI, SymbolicLink, UnsupportedStore
 from icedb.format.keys import has_unsafe_segment
 
-__all__ = [
-    "check_folder",
-    "check_links",
-    "create_file",
-    "delete_files",
-    "file_status",
-    "list_files",
-    "open_file",
-    "segments_of",
-]
+__all__ = ["check_folder", "check_links", "create_file", "delete_files", "file_status", "list_files", "open_file",
+           "segments_of"]  # fmt: skip
 
 _COPY_BYTES = 1024 * 1024
 # Errors of link(2) on a file system without hard links.

@@ -15,15 +15,8 @@ from typing import Protocol
 from icedb.errors import IceDBError
 from icedb.storage.location import Location
 
-__all__ = [
-    "DELETES_PER_REQUEST",
-    "ObjectExists",
-    "ObjectInfo",
-    "ObjectNotFound",
-    "ObjectStore",
-    "StoredObject",
-    "chunks",
-]
+__all__ = ["DELETES_PER_REQUEST", "ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore", "StoredObject",
+           "chunks"]  # fmt: skip
 
 # The maximum of keys in one DeleteObjects of S3.
 DELETES_PER_REQUEST = 1_000

@@ -45,19 +45,8 @@ from icedb.util.thread_pool import start_thread_pool
 if TYPE_CHECKING:
     from obstore import GetResult  # a name for type checkers only
 
-__all__ = [
-    "ObjectExists",
-    "ObjectInfo",
-    "ObjectNotFound",
-    "ObjectStore",
-    "StoredObject",
-    "fetch",
-    "open_store",
-    "open_stream",
-    "presign",
-    "some_below",
-    "unfinished_puts",
-]
+__all__ = ["ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore", "StoredObject", "fetch", "open_store",
+           "open_stream", "presign", "some_below", "unfinished_puts"]  # fmt: skip
 
 # A request and its retries end well before the commit timeout (5 minutes), so that an abandoned put cannot create an
 # object later.

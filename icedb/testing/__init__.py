@@ -8,17 +8,5 @@ from icedb.testing.faults import Crash, Fault, FaultyStore, Kind, Request
 from icedb.testing.memory import ClockedStore
 from icedb.testing.tables import check_sound, create_table, live_to_v3_readers, open_table
 
-__all__ = [
-    "ClockedStore",
-    "Crash",
-    "Fault",
-    "FaultyStore",
-    "Kind",
-    "ManualClock",
-    "Request",
-    "SkewedClock",
-    "check_sound",
-    "create_table",
-    "live_to_v3_readers",
-    "open_table",
-]
+__all__ = ["ClockedStore", "Crash", "Fault", "FaultyStore", "Kind", "ManualClock", "Request", "SkewedClock",
+           "check_sound", "create_table", "live_to_v3_readers", "open_table"]  # fmt: skip

@@ -71,7 +71,7 @@ class ClockedStore:
         return ObjectInfo(key, len(stored.body), stored.stored_ms)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, StoredObject]:
-        """Those that are there."""
+        """See ObjectStore."""
         return {k: self.objects[k] for k in keys if k in self.objects}
 
     def list(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:

@@ -84,7 +84,11 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 if type_.choices and isinstance(value, str):  # the right type
                     raise InvalidOption(f"{where}: {name} must be {type_.noun}, not {value[:_SHOWN_CHARS_MAX]!r}.")
                 raise InvalidArgument(f"{where}: {name} must be {type_.noun}, not {_shown(value)}.")
-            _check_texts(value, name, lambda: _where(function, arguments))
+            try:
+                _check_texts(value, name, lambda: _where(function, arguments))
+            except RecursionError:
+                where = _where(function, arguments)
+                raise InvalidArgument(f"{where}: {name} contains itself, or is nested too deeply.") from None
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-__all__ = ["start_thread_pool"]
+__all__ = ["SynchronousExecutor", "start_thread_pool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,11 +22,11 @@ def start_thread_pool(threads: int) -> Executor:
     try:
         pool.submit(int)  # starts the first thread
     except RuntimeError:
-        return _SynchronousExecutor()
+        return SynchronousExecutor()
     return pool
 
 
-class _SynchronousExecutor(Executor):
+class SynchronousExecutor(Executor):
     """An executor that runs work in the calling thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -19,8 +19,7 @@ from icedb.errors import CommitConflict, CommitStateUnknown, CorruptLog, Invalid
 from icedb.format.codec import VERSION, decode, encode
 from icedb.format.column_times import schema_at
 from icedb.format.keys import has_reserved_end, has_unsafe_segment
-from icedb.format.records import LogFile, Marker
-from icedb.format.records import LogTombstone as LogTombstoneRecord
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import TableState, live_markers, replay
 from icedb.format.table_spec import TableSpec
 from icedb.sql.types import check_columns, checked_type

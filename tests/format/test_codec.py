@@ -1,4 +1,4 @@
-"""A log file as bytes: what is written is read back, by us and by programs of IceDB v3, and damage is named."""
+"""The encoding of log files: round trips, compatibility with programs of IceDB v3, and damaged bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from icedb.errors import CorruptLog
 from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 
 KEYS = Keys("t")
 KEY = KEYS.log_file(1_700_000_000_000, merged=False, writer="w")
@@ -32,7 +32,7 @@ markers = st.builds(
     rows=st.none() | times,
     stats=stats,
 )
-tombstones = st.builds(LogTombstone, key=st.builds(lambda n: f"t/_log/{n}.jsonl", times), created_ms=times)
+tombstones = st.builds(LogTombstoneRecord, key=st.builds(lambda n: f"t/_log/{n}.jsonl", times), created_ms=times)
 epochs = st.one_of(
     st.just((None, ())),
     st.sets(st.integers(1, 99), min_size=1).map(lambda le: (max(le), tuple(sorted(le)))),
@@ -74,7 +74,7 @@ def test_a_v3_program_reads_our_log_files(file: LogFile) -> None:
     assert header["v"] == 1
     assert header["t"] == file.t_ms
     assert json.loads(lines[header["sch"]]) == file.schema
-    # As v3 finds its way: log tombstones from `tmb` to `f`, part markers from `f` on.
+    # As v3 parses it: log tombstones from `tmb` to `f`, part markers from `f` on.
     dead = lines[header["tmb"] : header["f"]] if "tmb" in header else []
     assert [(x["p"], x["t"]) for x in map(json.loads, dead)] == [(t.key, t.created_ms) for t in file.tombstones]
     parts = [json.loads(line) for line in lines[header["f"] :]]
@@ -92,7 +92,7 @@ V3_MARKERS = [
 
 
 def v3_body(header: dict[str, object], *rest: object) -> bytes:
-    """As v3 programs write it: json.dumps with its spaces."""
+    """Return a body as v3 programs write it: json.dumps with its spaces."""
     return "\n".join(json.dumps(line) for line in (header, *rest)).encode()
 
 
@@ -120,7 +120,7 @@ def test_a_merged_log_file_of_a_v3_program_is_read() -> None:
     tombstone = {"p": "t/_log/1699999999998_w.jsonl", "t": 1700000000000}
     body = v3_body({**V3_HEADER, "tmb": 2, "f": 3}, V3_SCHEMA, tombstone, *V3_MARKERS)
     file = decode(body, KEY, KEYS)
-    assert file.tombstones == (LogTombstone("t/_log/1699999999998_w.jsonl", 1700000000000),)
+    assert file.tombstones == (LogTombstoneRecord("t/_log/1699999999998_w.jsonl", 1700000000000),)
     assert len(file.markers) == 2
 
 
@@ -129,7 +129,7 @@ def test_a_header_without_a_part_line_has_no_markers() -> None:
     assert decode(v3_body(header, {}), KEY, KEYS) == LogFile(5, {})
     assert decode(v3_body({**header, "f": 2}, {}), KEY, KEYS) == LogFile(5, {})
     only_tombstones = decode(v3_body({**header, "tmb": 2}, {}, {"p": "t/_log/x", "t": 1}), KEY, KEYS)
-    assert only_tombstones.tombstones == (LogTombstone("t/_log/x", 1),)
+    assert only_tombstones.tombstones == (LogTombstoneRecord("t/_log/x", 1),)
 
 
 def test_keys_of_a_later_version_are_ignored() -> None:
@@ -184,7 +184,7 @@ def test_a_log_file_that_was_cut_anywhere_in_a_line_is_damage(file: LogFile, dat
     body = encode(file)
     at = data.draw(st.integers(0, len(body) - 1))
     if body[at : at + 1] == b"\n" and at > body.index(b"\n"):
-        return  # whole lines less: no line tells that there were more
+        return  # whole lines are missing, which v3 files do not record
     with pytest.raises(CorruptLog):
         decode(body[:at], KEY, KEYS)
 

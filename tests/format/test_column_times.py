@@ -1,4 +1,4 @@
-"""A snapshot has the columns of its time, whatever has become of the log files that brought them."""
+"""A snapshot has the columns of its time, also after the log files that added them were replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log file that replaces others: all their markers, each with its tombstone from the whole snapshot."""
+"""A draft that replaces log files carries all their markers, each with its tombstone from the whole snapshot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from icedb.errors import InvariantViolated
 from icedb.format.commit_draft import CommitDraft, check_draft, draft
 from icedb.format.keys import Keys
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import StoredLogFile, TableState, replay
 
 KEYS = Keys("t")
@@ -36,11 +36,16 @@ def state_of(*files: LogFile) -> TableState:
 
 @pytest.fixture
 def state() -> TableState:
-    """Three files; a v3 program tombstoned `b`, which the first names as live, in the third."""
+    """Return the state of three files. In the third, a v3 program tombstoned `b`, which is live in the first."""
     return state_of(
         LogFile(1, {"x": "BIGINT"}, (part("a", 1), part("b", 1), part("c", 1)), txn={"app": (1, 1)}, horizon_ms=3),
         LogFile(
-            2, {"y": "BIGINT"}, (part("d", 2),), tombstones=(LogTombstone("t/_log/old", 2),), epoch=1, live_epochs=(1,)
+            2,
+            {"y": "BIGINT"},
+            (part("d", 2),),
+            tombstones=(LogTombstoneRecord("t/_log/old", 2),),
+            epoch=1,
+            live_epochs=(1,),
         ),
         LogFile(3, {}, (part("b", 1, 3),), txn={"app": (2, 3)}),
     )

@@ -1,4 +1,4 @@
-"""Numbers and bytes that no log file may hold: every reader answers right, or with CorruptLog that names the file."""
+"""Invalid numbers and bytes in log files: every reader is correct, or raises CorruptLog that names the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIELDS = [*(("t", n) for n in NO_TIMES), *(("tmb", n) for n in NO_TIMES), *(("b"
 
 
 def line(fields: dict[str, Any], name: str, text: str) -> bytes:
-    """The fields as JSON, one of which has a text of its own."""
+    """Encode fields as JSON, with a literal text as the value of one of them."""
     return json.dumps({**fields, name: "@"}).replace('"@"', text).encode()
 
 
@@ -141,7 +141,7 @@ NUMBERS = [
 
 
 def mutations(body: bytes, chance: random.Random) -> Iterator[bytes]:
-    """The bytes of a log file, each time damaged in another way."""
+    """Yield the bytes of a log file with different kinds of damage."""
     spans = [m.span(1) for m in re.finditer(rb"[:\[,](-?[0-9]+)(?=[,}\]])", body)]
     while True:
         start, end = chance.choice(spans)
@@ -156,7 +156,7 @@ def mutations(body: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 def readers(table: Table) -> dict[str, Callable[[], object]]:
-    """Calls that read the log, by name; each opens the table by itself."""
+    """Return calls that read the log, by name. Each opens the table anew."""
 
     def opened() -> Table:
         return Table.open(table.uri)
@@ -191,7 +191,7 @@ def test_every_reader_returns_a_result_or_raises_an_error_that_names_the_file(tm
                     read()
                 except CorruptionError as error:
                     damaged.append(str(error))
-                except IceDBError:  # such as a listing that does not fit: clear, and nothing else escapes
+                except IceDBError:  # such as InconsistentListing; any other exception fails the test
                     continue
         path.write_bytes(good)
     assert len(damaged) > 50

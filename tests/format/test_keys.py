@@ -1,4 +1,4 @@
-"""Keys are built and parsed in one place; any value makes a safe and distinct path that DuckDB reads back."""
+"""Keys round-trip, and any partition value makes a safe and distinct path that DuckDB reads back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AWKWARD = ["", ".", "..", "/", "a/b", "'", '"', "=", "%", "%2F", " ", "NULL", "n
            NULL_VALUE.lower(),
            "ü", "日本", "\0", "\n", "\x7f", "+", "a b%2Fc", "#", "?", "*", "\\", "~", "😀", "00123"]  # fmt: skip
 
-#: At most 9 bytes for one character in a path.
+#: A character takes at most 9 bytes in a path.
 texts = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=20))
 # What XML 1.0 can carry and need not discourage, beyond ASCII: S3 answers listings in it.
 XML_CHARACTER = re.compile("[\u00a0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")

@@ -1,4 +1,4 @@
-"""Each commit is known by the operation that its header records, also after its log file was merged away."""
+"""The operation names of commits, also after their log files were merged."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def import_file(table: Table, folder: Path) -> None:
 
 
 def conflicting(table: Table) -> None:
-    """A program of v3 appends a column with another type."""
+    """Append a column with another type, as a program of v3."""
     handle = table.handle
     at_ms = handle.clock.now_ms()
     key = handle.keys.log_file(at_ms, merged=False, writer="v3-host")
     handle.store.create(key, encode(LogFile(at_ms, {"n": "INTEGER"})))
 
 
-#: With what the guess of older versions says where it is wrong.
+#: With the name that older versions derive, where that is wrong.
 VERBS: dict[str, tuple[Callable[[Table, Path], object], str]] = {
     "insert": (lambda t, _: t.insert([{"k": 2, "n": 1}]), "insert"),
     "insert with a column": (lambda t, _: t.insert([{"k": 2, "n": 1, "x": 1}]), "insert"),
@@ -76,7 +76,7 @@ VERBS: dict[str, tuple[Callable[[Table, Path], object], str]] = {
 
 
 class _MergeAll:
-    """A merge of all log files, whatever tier they are in."""
+    """A merge of all log files, in any tier."""
 
     outputs: tuple[str, ...] = ()
     oldest_part_ms: int | None = None
@@ -90,14 +90,14 @@ class _MergeAll:
 
 
 def merge_all(table: Table, store: ClockedStore) -> LogFile:
-    """Leave one log file, as a merge of log files and a cleanup do."""
+    """Replace all log files by one, and delete the others, as a log merge and a cleanup do."""
     commit = commit_exclusive(table.handle, _MergeAll())
     store.delete([key for key in table.handle.read().log_tombstones if key in store.objects])
     return table.handle.read(fresh=True).files[commit.key or ""].file
 
 
 def without_names(store: ClockedStore) -> None:
-    """Make the log one of an older version."""
+    """Remove the operation names from the log, as if an older version had written it."""
     for key, stored in list(store.objects.items()):
         if key.startswith(store.location.keys.log_prefix):
             header, *rest = stored.body.decode().split("\n")
@@ -158,7 +158,7 @@ def test_a_reader_made_from_the_page_knows_the_same_operations(
     table.delete("k = 3")
     objects = {key: stored.body for key, stored in clocked.objects.items()}
     reading = read_as_the_page_says(objects, f"{clocked.location.prefix}/")
-    counting = [c for c in table.history() if c.log_file not in reading.ignored]  # others are still stored, no more
+    counting = [c for c in table.history() if c.log_file not in reading.ignored]  # ignored ones are only still stored
     recorded = {c.at_ms: {c.kind} for c in counting if c.kind_recorded}
     assert {"merge", "drop", "delete"} <= {kind for kinds in recorded.values() for kind in kinds}
     assert {t: names for t, names in reading.operations.items() if t in recorded} == recorded

@@ -1,4 +1,4 @@
-"""Large log files and states are held in columns: what they say is what the small ones' objects say."""
+"""Log files and states in columns have the same content as those of marker objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from icedb.format.commit_draft import CommitDraft, check_draft, draft
 from icedb.format.keys import Keys
 from icedb.format.packed_markers import MarkerColumns
 from icedb.format.packed_state import PartColumns
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.reader.lazy_parts import LiveParts
 
@@ -79,27 +79,27 @@ MARKERS = st.one_of(
 
 @st.composite
 def logs(draw: Any) -> list[StoredLogFile]:
-    """Log files of programs with and without epochs, which replace earlier ones or only say so."""
-    found: list[StoredLogFile] = []
+    """Draw log files of programs with and without epochs, which replace earlier ones or only tombstone them."""
+    files: list[StoredLogFile] = []
     flat = draw(st.booleans())
     some = st.lists(markers(FLAT_FOLDERS, PACKED_NAMES) if flat else markers(FOLDERS, NAMES), max_size=6)
     for n in range(draw(st.integers(1, 5))):
         epoch = n + 1 if draw(st.booleans()) else None
-        replaced = draw(st.lists(st.sampled_from([f.key for f in found]), unique=True)) if found else []
-        live = tuple(e for f in found if (e := f.file.epoch) is not None and draw(st.booleans()))
+        replaced = draw(st.lists(st.sampled_from([f.key for f in files]), unique=True)) if files else []
+        live = tuple(e for f in files if (e := f.file.epoch) is not None and draw(st.booleans()))
         file = LogFile(
             draw(TIMES),
             {},
             tuple(draw(some)),
-            tuple(LogTombstone(k, draw(TIMES)) for k in replaced),
+            tuple(LogTombstoneRecord(k, draw(TIMES)) for k in replaced),
             epoch=epoch,
             live_epochs=() if epoch is None else (*live, epoch),
         )
         name = KEYS.log_file(
             file.t_ms, merged=file.carries_tombstones, writer=f"w{n}" + (f".e{epoch}" if epoch else "")
         )
-        found.append(StoredLogFile(name, file, draw(TIMES)))
-    return found
+        files.append(StoredLogFile(name, file, draw(TIMES)))
+    return files
 
 
 def read(files: list[StoredLogFile]) -> list[StoredLogFile]:
@@ -133,8 +133,8 @@ def test_a_state_in_columns_is_the_state_of_few_markers(files: list[StoredLogFil
         same(replay(large, table="table"), few)
         same(replay(files, table="table"), few)  # of small log files
         mixed = [files[n] if n % 2 else large[n] for n in range(len(files))]
-        known = replay([f for f in mixed[:earlier] if not f.file.live_epochs], table="table")
-        same(replay(mixed, table="table", previous=known), few)
+        previous = replay([f for f in mixed[:earlier] if not f.file.live_epochs], table="table")
+        same(replay(mixed, table="table", previous=previous), few)
 
 
 @pytest.mark.long
@@ -266,22 +266,22 @@ def test_a_large_log_file_names_nothing_outside_its_table(key: str, others: int)
 
 def test_a_small_commit_on_a_large_log_file_takes_its_columns_over() -> None:
     large = stored("a", many(20_000))
-    known = replay([large], table="table")
+    previous = replay([large], table="table")
     first = large.file.markers[0]
     later = LogFile(10, {}, (Marker(f"{PREFIX}d=new/{'0' * 32}.parquet", 1, 10), Marker(first.key, 1, 10, 10)))
-    state = replay([large, stored("b", later)], table="table", previous=known)
+    state = replay([large, stored("b", later)], table="table", previous=previous)
     assert state.columns is not None
     assert state.columns._groups[0].columns is large.file.markers
-    assert len(state.live) == len(known.live) == 20_000
+    assert len(state.live) == len(previous.live) == 20_000
     assert state.parts[first.key].tombstoned_ms == 10
     assert len(live_markers(state, 9)) == 20_000
     assert len(state.parts_named[first.key].by) == 2
-    assert replay([large], table="table", previous=known).parts is known.parts
+    assert replay([large], table="table", previous=previous).parts is previous.parts
 
 
 @pytest.mark.long
 def test_parts_of_a_large_table(tmp_path: Path) -> None:
-    """What a snapshot says of its parts, and which a predicate leaves, is what it is for few."""
+    """Parts of a snapshot, and their pruning by a predicate, are as for a small table."""
     table = Table.create(str(tmp_path), partition_by=["k"], sort_by=["n"])
     for start in range(0, 12, 3):
         table.insert([{"k": n % 4, "n": n, "s": str(n)} for n in range(start, start + 3)])
@@ -296,7 +296,7 @@ def test_parts_of_a_large_table(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(large.parts)) == few.parts
     assert (large.rows, large.bytes, large.id, large.partitions()) == (few.rows, few.bytes, few.id, few.partitions())
     for where in ("k = 1", "n < 4", "k = 1 AND n > 3", "k = 1 OR n > 9", "s = '7'", "n IS NULL", "k + n = 3", "true"):
-        for _ in range(2):  # the second time of what is remembered
+        for _ in range(2):  # the second time from a cache
             assert large.files(where) == few.files(where), where
     assert large.in_partitions("k > 1") == few.in_partitions("k > 1")
     assert large.query("SELECT count(*), sum(n) FROM t WHERE n > 5").fetchall() == [(6, 51)]

@@ -1,4 +1,4 @@
-"""Replay: what a set of log files means, in whatever order they are read."""
+"""Replay of a set of log files, which is independent of their order, and reading them from a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from icedb.errors import CorruptLog, InconsistentListing, SchemaConflict, SnapshotExpired, UncoordinatedMaintenance
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, live_to_v3_readers
 from icedb.transaction.log_reader import LogReader
@@ -28,8 +28,8 @@ def log(t: int, *markers: Marker, writer: str = "w", stored: int | None = None, 
     return StoredLogFile(KEYS.log_file(t, merged=file.carries_tombstones, writer=name), file, stored or t)
 
 
-def tombstones(*files: StoredLogFile, t: int) -> tuple[LogTombstone, ...]:
-    return tuple(LogTombstone(f.key, t) for f in files)
+def tombstones(*files: StoredLogFile, t: int) -> tuple[LogTombstoneRecord, ...]:
+    return tuple(LogTombstoneRecord(f.key, t) for f in files)
 
 
 def names(markers: Sequence[Marker]) -> list[str]:
@@ -53,8 +53,8 @@ def test_a_part_has_the_smallest_of_its_times() -> None:
 
 
 def test_a_part_has_the_details_of_any_of_its_markers() -> None:
-    known = Marker("table/_data/a.parquet", 10, 1, rows=7)
-    for order in itertools.permutations([log(1, part("a", 1)), log(2, known)]):
+    counted = Marker("table/_data/a.parquet", 10, 1, rows=7)
+    for order in itertools.permutations([log(1, part("a", 1)), log(2, counted)]):
         assert replayed(*order).parts["table/_data/a.parquet"].rows == 7
 
 
@@ -91,7 +91,7 @@ def test_a_replaced_log_file_is_ignored_and_its_markers_are_carried() -> None:
     assert names(state.live) == ["b", "c"]
     assert state.ignored == {plain.key}
     assert state.replaceable(["table/_data/b.parquet"], t_ms=10**13) == [merged.key]
-    # What the replaced file held does not come back when cleanup forgot it.
+    # Parts of a replaced file do not come back after cleanup forgot them.
     forgot = log(3, part("b", 1), epoch=2, live_epochs=(2,), tombstones=tombstones(plain, merged, t=3), horizon_ms=2)
     assert replayed(plain, merged, forgot).parts.keys() == {"table/_data/b.parquet"}
 

@@ -1,4 +1,4 @@
-"""The times that keep a table right are in its spec: all programs use the same, and a change overtakes nobody."""
+"""The times in a table's spec: all programs use the same ones, and a change breaks no program that is running."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SHORT = Timing(
     max_skew_ms=1_000, commit_timeout_ms=MINUTE_MS, grace_ms=10 * MINUTE_MS, part_timeout_ms=HOUR_MS,
     late_ms=3 * HOUR_MS, min_age_ms=2 * HOUR_MS, txn_retention_ms=DAY_MS,
 )  # fmt: skip
-#: When every program knows of a change from LONG to other times.
+#: The time by which every program has read a change from LONG to other times.
 KNOWN_MS = LONG.grace_ms + LONG.late_publication_ms
 
 
@@ -66,7 +66,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 
 
 def part_of(handle: Handle, n: int) -> WrittenParts:
-    """Parts that are written now, and published by the caller."""
+    """Write parts, which the caller publishes."""
     batch = pa.Table.from_pylist([{"k": 0, "n": n}]).to_reader()
     return write_parts(handle.write_context(), batch, store=handle.store, clock=handle.clock)
 
@@ -83,9 +83,9 @@ def test_the_defaults_and_the_example_are_on_the_page() -> None:
     assert spec.timing == replace(LONG, grace_ms=2 * HOUR_MS)
     until_ms, four_hours = 1_795_255_200_000, 4 * HOUR_MS
     assert spec.earlier_timing == (EarlierTiming(until_ms, replace(LONG, grace_ms=four_hours)),)
-    known_ms = until_ms + four_hours + LONG.late_publication_ms
-    assert counting_times(json.loads(text), known_ms + four_hours - 1)["grace_ms"] == four_hours
-    assert counting_times(json.loads(text), known_ms + four_hours)["grace_ms"] == 2 * HOUR_MS
+    read_by_all_ms = until_ms + four_hours + LONG.late_publication_ms
+    assert counting_times(json.loads(text), read_by_all_ms + four_hours - 1)["grace_ms"] == four_hours
+    assert counting_times(json.loads(text), read_by_all_ms + four_hours)["grace_ms"] == 2 * HOUR_MS
 
 
 def test_the_spec_has_the_times_and_a_table_with_the_defaults_does_not_name_them() -> None:
@@ -127,13 +127,13 @@ def test_every_program_uses_the_times_of_the_table(clocked: ClockedStore, clock:
 
 
 def test_opening_with_other_times_is_rejected(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    asked = replace(LONG, grace_ms=2 * HOUR_MS)
+    timing = replace(LONG, grace_ms=2 * HOUR_MS)
     with pytest.raises(InvalidOption) as error:
-        open_handle(clocked, timing=asked, clock=clock)
+        open_handle(clocked, timing=timing, clock=clock)
     for text in (table.uri, "grace_ms=3600000", "grace_ms=7200000", "icedb alter"):
         assert text in str(error.value)
-    table.alter(timing=asked)
-    assert open_handle(clocked, timing=asked, clock=clock).timing == asked
+    table.alter(timing=timing)
+    assert open_handle(clocked, timing=timing, clock=clock).timing == timing
     with pytest.raises(InvalidOption, match="grace_ms=7200000"):
         open_handle(clocked, timing=LONG, clock=clock)
 
@@ -190,12 +190,12 @@ def test_the_times_that_count_are_always_possible_and_never_shorter(
     now: Timing, before: list[tuple[int, Timing]], at_ms: int
 ) -> None:
     earlier = [EarlierTiming(until, timing) for until, timing in before]
-    counting = timing_at(now, earlier, at_ms)  # raises if they were impossible together
+    counting = timing_at(now, earlier, at_ms)  # raises if the times contradict each other
     for field in fields(Timing):
         value, declared = getattr(counting, field.name), getattr(now, field.name)
         assert value >= declared
         for old in earlier:
-            if at_ms < old.known_ms + getattr(old.timing, field.name):
+            if at_ms < old.read_by_all_ms + getattr(old.timing, field.name):
                 assert value >= getattr(old.timing, field.name)
     spec = TableSpec(timing=now, earlier_timing=tuple(earlier))
     page = json.loads(encode_spec(spec))
@@ -279,7 +279,7 @@ def test_a_sweep_keeps_parts_that_a_program_with_the_longer_times_may_publish(
     written = part_of(stale.handle, 2)
     clock.advance(3 * HOUR_MS)  # an orphan by the new times
     assert open_table(clocked, clock).delete_orphans().deleted_parts == ()
-    with pytest.raises(CommitTimedOut):  # it looks at the log first, for its knowledge is three hours old
+    with pytest.raises(CommitTimedOut):  # it reads the log first, because its state is three hours old
         publish_append(stale.handle, written)
     clock.advance(2 * DAY_MS)
     assert len(table.delete_orphans().deleted_parts) == 1
@@ -338,7 +338,7 @@ def test_a_pin_relies_on_no_longer_grace_than_a_cleanup_may_have_used(
 def test_a_consumer_of_changes_waits_for_the_longer_times(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
-    """A program that knows the new timeout publishes later than one that read the log before believes possible."""
+    """A program with the new timeout may publish later than a program with the old times expects."""
     table.insert([{"k": 0, "n": 1}])
     consumer = open_table(clocked, clock)
     cursor = consumer.changes().cursor
@@ -414,11 +414,11 @@ def test_an_alter_without_a_response_is_reconciled(
     assert [e.timing for e in table.spec.earlier_timing] == [LONG]
 
 
-# ------------------------------------------------------------------------------------------------ any course of events
+# ------------------------------------------------------------------------------------------------ random sequences
 
 S = 1_000
 SEEDS = 40
-#: So different that each may be several times another.
+#: Very different times: one may be several times another.
 TIMES = [
     Timing(
         max_skew_ms=S, commit_timeout_ms=2 * S, grace_ms=grace * S, part_timeout_ms=part * S, late_ms=late * S,
@@ -429,7 +429,7 @@ TIMES = [
 
 
 class Course:
-    """Programs that write, delete, read and change the times of one table, as a seed decides. Parts are not Parquet."""
+    """A random run of programs that write, delete, read and change the times of one table. Parts are not Parquet."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -440,7 +440,7 @@ class Course:
         self.unpublished: list[tuple[Handle, WrittenParts]] = []
         self.published: set[str] = set()
         self.dropped: set[str] = set()
-        #: Until when a reader may open the parts of its snapshot.
+        #: The time until which a reader may open the parts of its snapshot.
         self.readers: list[tuple[int, frozenset[str]]] = []
         self.refused = self.deleted = self.swept = 0
 

@@ -16,7 +16,7 @@ from icedb import Table
 from icedb.errors import SnapshotExpired
 from icedb.format.codec import decode, encode
 from icedb.format.keys import Keys, decode_partition, encode_partition
-from icedb.format.records import Header, LogFile, LogTombstone, Marker
+from icedb.format.records import Header, LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.format.table_spec import Merging, TableSpec, decode_spec, encode_spec
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
@@ -105,7 +105,9 @@ def test_the_kinds_of_merging_are_on_the_page() -> None:
 
 
 def test_every_key_of_a_log_file_is_on_the_page() -> None:
-    records = [{f.encode_name for f in msgspec.structs.fields(record)} for record in (Header, LogTombstone, Marker)]
+    records = [
+        {f.encode_name for f in msgspec.structs.fields(record)} for record in (Header, LogTombstoneRecord, Marker)
+    ]
     assert [{name.strip("`") for name, *_ in table} for table in tables_of("key | type | meaning")] == records
 
 

@@ -1,4 +1,4 @@
-"""Tables in Azure's Blob Storage, as its emulator is; tests/storage/test_store.py has what every store must keep."""
+"""Tables in the emulator of Azure Blob Storage. tests/storage/test_store.py has the tests of all stores."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_missing_options_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert parse_location("az://lake/events") == parse_location("az://lake/events", OPTIONS)
     other = parse_location("az://lake/events", {"AZURE_STORAGE_SAS_TOKEN": SIGNATURE})
     assert other.azure is not None
-    assert other.azure.key is None  # of the two one is asked with, the one that was given
+    assert other.azure.key is None  # only the explicit one of the two is used
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "AZURE_STORAGE_ACCOUNT_NAME is missing"),
         ({"AZURE_STORAGE_ACCOUNT_NAME": "lakehouse"}, "Entra ID and managed identities are not supported yet"),
@@ -59,8 +59,10 @@ def test_missing_options_come_from_the_environment(monkeypatch: pytest.MonkeyPat
         ({**OPTIONS, "AWS_REGION": "secret"}, r"unknown storage options \['AWS_REGION'\]"),
     ],
 )
-def test_missing_or_contradictory_options_are_rejected_without_quoting_them(options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidOption, match=told) as caught:
+def test_missing_or_contradictory_options_are_rejected_without_quoting_them(
+    options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidOption, match=message) as caught:
         parse_location("az://lake/events", options)
     assert "secret" not in str(caught.value)
     assert KEY not in str(caught.value)

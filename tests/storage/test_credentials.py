@@ -1,4 +1,4 @@
-"""Credentials that change while a table is open: on a real S3 server, where the old ones are really refused."""
+"""Credentials that change while a table is open, on a real S3 server that rejects the old ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = "sEcReT-that-must-not-be-shown"
 
 
 def goes_on(table: Table, keys: Keys) -> None:
-    """Everything works with one table object and one snapshot while the key changes before each step."""
+    """Check that one table object and one snapshot keep working while the key changes before each step."""
     table.insert([{"n": 1}])
     keys.rotate()
     table.insert([{"n": 2}])
@@ -65,21 +65,21 @@ def test_a_role_is_assumed_once_for_as_long_as_it_lasts(s3_server: S3Server, s3:
     trust = ALLOW_ALL.replace('"Resource":"*"', '"Principal":{"AWS":"*"}')
     arn = s3_server.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
     s3_server.client("iam").put_role_policy(RoleName=role, PolicyName="all", PolicyDocument=ALLOW_ALL)
-    given: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
 
     def assume() -> dict[str, Any]:
         answer = s3_server.client("sts").assume_role(RoleArn=arn, RoleSessionName="tests")["Credentials"]
         names = {"access_key_id": "AccessKeyId", "secret_access_key": "SecretAccessKey", "token": "SessionToken"}
-        given.append({name: answer[of_aws] for name, of_aws in names.items()} | {"expires_at": answer["Expiration"]})
-        return given[-1]
+        results.append({name: answer[of_aws] for name, of_aws in names.items()} | {"expires_at": answer["Expiration"]})
+        return results[-1]
 
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=assume)
     table.insert([{"n": 1}])
     table.insert([{"n": 2}])
     assert table.merge().merged_parts == 2
     assert table.query("SELECT sum(n) FROM t").fetchall() == [(3,)]
-    assert len(given) == 1
-    wrong = given[0] | {"token": "of somebody else"}
+    assert len(results) == 1
+    wrong = results[0] | {"token": "of another role"}
     with pytest.raises(AccessDenied, match="InvalidToken"):
         Table.open(s3.uri, storage_options=without_keys(s3), credential_provider=lambda: wrong)
 
@@ -93,7 +93,7 @@ def test_a_merge_continues_with_keys_that_change_while_it_runs(
     for n in range(2):
         table.insert([{"p": p, "n": n} for p in range(3)])
 
-    alone = threading.Lock()  # what is on its way with the key of before would be refused
+    alone = threading.Lock()  # a concurrent request with the earlier key would be rejected
 
     def putting(*args: Any) -> Any:
         with alone:
@@ -108,7 +108,7 @@ def test_a_merge_continues_with_keys_that_change_while_it_runs(
     monkeypatch.setattr(rewriter, "put_part", putting)
     monkeypatch.setattr(prefetch, "fetch", fetching_one)
     monkeypatch.setattr(rewriter, "AHEAD_BYTES", 1)  # the third partition is fetched when the first is put
-    assert table.merge(memory_bytes=MEMORY_BYTES_MIN).new_parts == 3  # with so little memory one after the other
+    assert table.merge(memory_bytes=MEMORY_BYTES_MIN).new_parts == 3  # with so little memory, sequentially
     assert table.query("SELECT count(*) FROM t").fetchall() == [(6,)]
 
 
@@ -128,7 +128,7 @@ def test_credentials_are_cached_until_shortly_before_they_expire(s3: Place, keys
     assert table.query("FROM t").fetchall() == [(1,)]
     assert len(keys.issued) == 1
     keys.rotate()
-    with pytest.raises(AccessDenied) as error:  # as nobody told that this key would end
+    with pytest.raises(AccessDenied) as error:  # the provider did not announce the end of this key
         table.insert([{"n": 2}])
     assert keys.now["secret_access_key"] not in str(error.value)
 
@@ -174,15 +174,15 @@ def test_valid_credentials_are_used_if_their_renewal_fails() -> None:
         return answer
 
     current = as_provider(provider, table="t")
-    found = [current() for _ in range(5)]
-    assert [c.access_key_id for c in found if c] == ["first", "first", "first", "second", "late"]
+    results = [current() for _ in range(5)]
+    assert [c.access_key_id for c in results if c] == ["first", "first", "first", "second", "late"]
     with pytest.raises(AccessDenied, match=r"t: there are no credentials \(RuntimeError\)"):
         current()
     assert not answers
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         ({"access_key_id": "A"}, "gave no secret_access_key"),
         ({"access_key_id": None, "secret_access_key": SECRET}, "gave no access_key_id.* or None instead of the dict"),
@@ -192,10 +192,10 @@ def test_valid_credentials_are_used_if_their_renewal_fails() -> None:
         ({"expires_at": "2099-01-01T00:00:00Z"}, "expires_at that is a str\\. Give a datetime in UTC"),
     ],
 )
-def test_an_invalid_result_of_a_provider_is_rejected(answer: Any, told: str) -> None:
+def test_an_invalid_result_of_a_provider_is_rejected(answer: Any, message: str) -> None:
     if "expires_at" in answer:
         answer = {"access_key_id": "A", "secret_access_key": SECRET, **answer}
-    with pytest.raises(AccessDenied, match=f"^s3://b/t: the credential_provider .*{told}") as error:
+    with pytest.raises(AccessDenied, match=f"^s3://b/t: the credential_provider .*{message}") as error:
         as_provider(lambda: answer, table="s3://b/t")()
     assert SECRET not in "".join(traceback.format_exception(error.value))
 
@@ -208,7 +208,7 @@ def test_a_token_has_either_of_its_two_names() -> None:
         ({"token": None, "session_token": "T"}, "T"),
         ({"token": ""}, None),
     ]:
-        assert as_provider(lambda given=pair | tokens: given, table="t")() == Credentials("A", SECRET, expected)
+        assert as_provider(lambda keys=pair | tokens: keys, table="t")() == Credentials("A", SECRET, expected)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "memory"])
@@ -235,7 +235,7 @@ def test_a_provider_is_a_session_or_a_function_and_the_only_source(tmp_path: Pat
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     with pytest.raises(InvalidOption, match="not both"):
         Table.open("s3://bucket/table", storage_options=keys, credential_provider=lambda: None)
-    table = Table.create(tmp_path / "table", credential_provider=lambda: pytest.fail("nobody needs to ask"))
+    table = Table.create(tmp_path / "table", credential_provider=lambda: pytest.fail("called for a local table"))
     assert table.insert([{"n": 1}]).rows == 1
 
 

@@ -1,4 +1,4 @@
-"""What is put into a local folder is there whole or not at all, also after a power failure."""
+"""Puts into a local folder are atomic, also after a power failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = "_data/d=1/u=2/a.parquet"
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
-    """What is made, linked and synced below the test's folder, in order."""
+    """Record folders made, links and syncs below the test's folder, in order."""
     done: list[tuple[str, str]] = []
     real = {name: getattr(os, name) for name in ("fsync", "link", "mkdir")}
 
@@ -73,7 +73,7 @@ def test_content_is_synced_before_the_name_and_folders_after(
         *[("mkdir", folder), ("sync", "lake/table/_data/d=1")],
         ("sync", f"{folder}/.staged#"),
         ("link", f"{folder}/a.parquet"),
-        # All of them: another writer may have made one just now, and not have synced its name yet.
+        # All of them, because another writer may have created one without having synced its name yet.
         *[("sync", p) for p in (folder, "lake/table/_data/d=1", "lake/table/_data", "lake/table")],
     ]
 
@@ -155,7 +155,9 @@ def test_staged_files_of_a_crash_are_not_listed_and_block_no_put(local: Any, mon
     assert store.list("_log/") == []
     with pytest.raises(ObjectNotFound):
         store.get("_log/1")
-    monkeypatch.setattr("icedb.storage.local_store._numbers", iter(range(1, 10**6)))  # another process of that number
+    monkeypatch.setattr(
+        "icedb.storage.local_store._numbers", iter(range(1, 10**6))
+    )  # as another process with the same id
     store.create("_log/1", b"whole")
     assert store.get("_log/1").body == b"whole"
     assert sorted(p.name for p in Path(local.uri, "_log").iterdir()) == sorted([*(p.name for p in left), "1"])
@@ -272,7 +274,7 @@ icedb.Table.open(sys.argv[1]).insert([{"email": "user7@example.com"}])
 
 @pytest.mark.process
 def test_the_staged_file_of_a_killed_put_is_swept_when_it_is_old(tmp_path: Path) -> None:
-    """No listing has it, and it holds rows in clear."""
+    """No listing has it, but it contains unencrypted rows."""
     table = Table.create(tmp_path / "table", sort_by=["email"])
     process = subprocess.Popen(
         [sys.executable, "-c", DIES_WHILE_PUTTING, str(tmp_path / "table")], stdout=subprocess.PIPE, text=True
@@ -303,7 +305,7 @@ def test_the_staged_file_of_a_killed_put_is_swept_when_it_is_old(tmp_path: Path)
 def test_a_put_whose_staged_file_was_swept_fails_and_puts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process slept for a day between writing and naming."""
+    """Its process was paused for a day between writing the content and linking the name."""
     store = open_store(parse_location(tmp_path / "table"))
     real = os.link
 

@@ -1,4 +1,4 @@
-"""The policies of docs/sharing.md, on a server that checks them: what each allows, and what it does not."""
+"""The policies of docs/sharing.md on a server that enforces them: what each allows and denies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "sharing.md"
 
 
 def policy(name: str, bucket: str) -> str:
-    """A policy of the page as one of a user: it is about `bucket`, and whoever has it is the principal."""
+    """Return a policy of the page as a user's policy for `bucket`."""
     [block] = re.findall(rf"^```json {name}\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     document = json.loads(block.replace("arn:aws:s3:::lake", f"arn:aws:s3:::{bucket}"))
     for statement in document["Statement"]:
@@ -29,7 +29,7 @@ def policy(name: str, bucket: str) -> str:
 
 @pytest.fixture(scope="module")
 def bucket(s3_server: Any) -> str:
-    """With the page's table, and one whose name begins alike."""
+    """Create a bucket with the page's table, and one whose name has the same prefix."""
     name = f"icedb-sharing-{uuid.uuid4().hex[:8]}"
     s3_server.client().create_bucket(Bucket=name)
     for table in ("events", "events_secret"):
@@ -40,7 +40,7 @@ def bucket(s3_server: Any) -> str:
 
 
 def options_of(server: Any, name: str, document: str) -> dict[str, str]:
-    """Of a user who has nothing but that policy."""
+    """Return the storage options of a user with only that policy."""
     iam = server.client("iam")
     user = f"{name}-{uuid.uuid4().hex[:8]}"
     iam.create_user(UserName=user)

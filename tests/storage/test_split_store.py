@@ -1,4 +1,4 @@
-"""A table whose log lies in a store of its own is like any other, and never mistaken for an empty one."""
+"""A table whose log is in a store of its own works like any other, and never appears empty by mistake."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PAIRS = [
 ]
 
 
-class Pair:
-    """Where parts and log of one table go."""
+class StorePair:
+    """The stores of the parts and the log of one table."""
 
     def __init__(self, pair: str, request: pytest.FixtureRequest) -> None:
         self.folder: Path = request.getfixturevalue("tmp_path")
@@ -80,12 +80,12 @@ def _tops(uri: str, options: dict[str, str] | None) -> set[str]:
 
 
 @pytest.fixture(params=PAIRS)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return Pair(request.param, request)
+def pair(request: pytest.FixtureRequest) -> StorePair:
+    return StorePair(request.param, request)
 
 
 @pytest.mark.long
-def test_a_table_works_with_its_log_elsewhere(pair: Pair) -> None:
+def test_a_table_works_with_its_log_elsewhere(pair: StorePair) -> None:
     table = pair.create(partition_by=["d"], sort_by=["n"])
     for n in range(4):
         table.insert([{"d": "a", "n": n}, {"d": "b", "n": n}])
@@ -105,7 +105,7 @@ def test_a_table_works_with_its_log_elsewhere(pair: Pair) -> None:
     assert len(list(again.snapshot().files())) == len(again.handle.store.list(again.handle.keys.data_prefix)) == 3
 
 
-def test_the_spec_says_where_the_log_is_and_no_secret(pair: Pair) -> None:
+def test_the_spec_says_where_the_log_is_and_no_secret(pair: StorePair) -> None:
     table = pair.create()
     body = table.handle.store.get(table.handle.keys.spec).body.decode()
     assert json.loads(body)["log_uri"] == pair.log_uri == table.spec.log_uri
@@ -119,7 +119,7 @@ def test_the_spec_of_a_table_with_one_store_names_no_log(local: Any) -> None:
     assert "log_uri" not in table.handle.store.get("_table.json").body.decode()
 
 
-def test_a_task_on_another_machine_puts_parts_with_the_location_alone(pair: Pair) -> None:
+def test_a_task_on_another_machine_puts_parts_with_the_location_alone(pair: StorePair) -> None:
     import pyarrow as pa
 
     table = pair.create()
@@ -159,7 +159,7 @@ def test_a_log_that_is_deleted_under_an_open_table_raises_an_error(tmp_path: Pat
     for use in (table.snapshot, table.merge):
         with pytest.raises(StoreUnavailable, match="mount it again"):
             use()
-    with pytest.raises(CommitStateUnknown):  # a put that was not answered
+    with pytest.raises(CommitStateUnknown):  # a put without a response
         table.insert([{"a": 2}])
     assert not (tmp_path / "log").exists()
 
@@ -282,7 +282,7 @@ def test_options_of_a_log_need_a_log(tmp_path: Path) -> None:
 
 
 def test_one_name_at_two_endpoints_is_two_stores() -> None:
-    # Opened without options of its own, the log would be looked for beside the parts: the probe is missed there.
+    # Without its own options, the log would be searched in the store of the parts, where the probe is missing.
     data = parse_location("s3://b/t", {"AWS_ENDPOINT_URL": "http://one:1"})
     location = with_log(data, "s3://b/t", {"AWS_ENDPOINT_URL": "http://two:1"})
     assert location.log is not None

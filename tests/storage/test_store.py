@@ -1,4 +1,4 @@
-"""Every store keeps the same promises: real ones, the one for tests, and the one that fails on purpose."""
+"""Conformance tests of all stores: the real ones, the one for tests, and the one with fault injection."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_copy_has_the_content_and_a_time_of_its_own(store: ObjectStore) -> Non
     source, target = _key(store, "_data/d=1/a.parquet"), _key(store, "_data/d=2/b.parquet")
     store.create(source, b"x" * 3_000_000)
     before = store.head(source).stored_ms
-    if store.location.scheme == "file":  # a sweep of orphans goes by age: the copy must not look like a year old
+    if store.location.scheme == "file":  # an orphan sweep checks the age, so the copy must not seem a year old
         os.utime(Path(store.location.root, source), (1_600_000_000, 1_600_000_000))
     store.copy(source, target)
     assert store.get(target).body == b"x" * 3_000_000
@@ -132,7 +132,7 @@ def test_a_listing_begins_after_a_key(store: ObjectStore) -> None:
         store.create(key, b"")
     after = [info.key for info in store.list(_key(store, "_log/"), after=keys[2])]
     assert after == keys[3:]
-    # A key that is not there any more is as good a place to begin.
+    # A listing may also begin after a key that no longer exists.
     store.delete([keys[2]])
     assert [info.key for info in store.list(_key(store, "_log/"), after=keys[2])] == keys[3:]
     assert store.list(_key(store, "_log/"), after=keys[4]) == []
@@ -142,23 +142,23 @@ def test_many_objects_are_read_at_once_and_missing_ones_are_omitted(store: Objec
     keys = [_key(store, f"_log/{n:03}") for n in range(40)]
     for key in keys[::2]:
         store.create(key, key.encode())
-    found = store.get_many(keys)
-    assert {k: o.body for k, o in found.items()} == {k: k.encode() for k in keys[::2]}
+    objects = store.get_many(keys)
+    assert {k: o.body for k, o in objects.items()} == {k: k.encode() for k in keys[::2]}
 
 
 def test_after_an_error_no_further_objects_are_requested(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(parse_location(memory.uri))
-    asked: list[str] = []
+    requested: list[str] = []
 
     def refused(key: str) -> None:
-        asked.append(key)
+        requested.append(key)
         raise StoreUnavailable(key)
 
     monkeypatch.setattr(store, "get", refused)
     monkeypatch.setattr(icedb.storage.obstore_store, "CONCURRENT_GETS", 1)
     with pytest.raises(StoreUnavailable, match=r"^a$"):
         store.get_many(["a", "b", "c"])
-    assert asked == ["a"]
+    assert requested == ["a"]
 
 
 def test_deleting_a_missing_object_succeeds(store: ObjectStore) -> None:
@@ -232,15 +232,15 @@ def test_a_wrong_secret_is_access_denied_and_never_shown(
     options = storage_options | {"AWS_SECRET_ACCESS_KEY": secret, "AWS_SESSION_TOKEN": "tokentokentoken"}
     location = parse_location(s3.uri, options)
     store = open_store(location)
-    shown = [repr(location), str(location), repr(store), repr(location.explicit_credentials)]
+    texts = [repr(location), str(location), repr(store), repr(location.explicit_credentials)]
     for ask in (lambda: store.list("x/"), lambda: store.get("x/y"), lambda: store.create("x/y", b"")):
         with pytest.raises(AccessDenied, match="Check the access key") as caught:
             ask()
-        shown += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
-    for text in [*shown, caplog.text]:
+        texts += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
+    for text in [*texts, caplog.text]:
         assert secret not in text
         assert "tokentokentoken" not in text
-    assert all(storage_options["AWS_ACCESS_KEY_ID"] not in text for text in shown[4:])
+    assert all(storage_options["AWS_ACCESS_KEY_ID"] not in text for text in texts[4:])
 
 
 def test_an_unreachable_endpoint_is_unavailable(storage_options: dict[str, str]) -> None:
@@ -251,7 +251,7 @@ def test_an_unreachable_endpoint_is_unavailable(storage_options: dict[str, str])
 
 
 class Overwriting(ClockedStore):
-    """As some servers do: takes the condition and ignores it."""
+    """A store that ignores the condition of a create-only put, as some servers do."""
 
     def create(self, key: str, body: bytes | Path) -> None:
         self.objects.pop(key, None)

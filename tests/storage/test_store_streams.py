@@ -1,4 +1,4 @@
-"""Ranges of objects as asynchronous streams, and signed addresses: of every store, and of one that breaks off."""
+"""Asynchronous streams of byte ranges, and signed addresses, for all stores and for a server that breaks off."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ def test_a_range_comes_in_pieces(store: ObjectStore) -> None:
     async def sizes() -> list[int]:
         return [len(piece) async for piece in await open_stream(store, _key(store), 0, len(BODY))]
 
-    found = asyncio.run(sizes())
-    assert sum(found) == len(BODY)
-    assert all(PIECE_BYTES <= size < 2 * PIECE_BYTES for size in found[:-1])
-    assert 0 < found[-1] < 2 * PIECE_BYTES  # what the network brings ends where it likes
+    lengths = asyncio.run(sizes())
+    assert sum(lengths) == len(BODY)
+    assert all(PIECE_BYTES <= size < 2 * PIECE_BYTES for size in lengths[:-1])
+    assert 0 < lengths[-1] < 2 * PIECE_BYTES  # the network determines where a piece ends
 
 
 def test_a_missing_object_raises_before_the_first_piece(store: ObjectStore) -> None:
     with pytest.raises(ObjectNotFound):
         asyncio.run(_begin(store, _key(store), 0, 10))
-    store.create(_key(store, "_data/d=1/another.parquet"), b"x")  # the folder is there now
+    store.create(_key(store, "_data/d=1/another.parquet"), b"x")  # now the folder exists
     with pytest.raises(ObjectNotFound):
         asyncio.run(_begin(store, _key(store), 0, 10))
 
@@ -163,8 +163,8 @@ def test_one_store_serves_loops_of_several_threads(place: Place) -> None:
 
     async def read_some() -> None:
         for _ in range(3):
-            found = await asyncio.gather(*(_read(store, _key(store), a, b) for a, b in _fifty()[::5]))
-            bodies.append(b"".join(found))
+            pieces = await asyncio.gather(*(_read(store, _key(store), a, b) for a, b in _fifty()[::5]))
+            bodies.append(b"".join(pieces))
 
     threads = [threading.Thread(target=lambda: asyncio.run(read_some())) for _ in range(2)]
     for thread in threads:
@@ -202,14 +202,14 @@ def test_an_unreachable_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) ->
 
 @dataclass
 class BreakingServer:
-    """Serves one object, whatever the key: answer number n (from 0) breaks off after `breaks(n)` bytes, if ever."""
+    """A server of one object for any key. Response n (from 0) breaks off after `breaks(n)` bytes, if not None."""
 
     body: bytes
     breaks: Callable[[int], int | None]
     endpoint: str = ""
-    #: First byte and number of sent bytes of each answer, when it is over.
+    #: The first byte and the number of sent bytes of each finished response.
     answers: list[tuple[int, int]] = field(default_factory=list)
-    #: The ports that they were asked from.
+    #: The client ports of the requests.
     ports: set[int] = field(default_factory=set)
 
     @contextmanager
@@ -267,7 +267,7 @@ def _of_server(endpoint: str) -> ObjectStore:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client gives up sooner."""
+    """Shorten the timeouts of the client."""
     monkeypatch.setattr(store_module, "RETRIES_MAX", 1)
 
 
@@ -299,14 +299,14 @@ def test_a_server_that_stops_raises_unavailable_after_its_last_piece() -> None:
 def test_a_reader_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "REQUEST_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr(store_module, "RETRY_TIMEOUT", timedelta(milliseconds=800))
-    body = BODY * 13  # more than the system keeps on the way
+    body = BODY * 13  # more than the buffers of the sockets hold
 
     async def read_slowly(endpoint: str) -> str:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         async for piece in await open_stream(_of_server(endpoint), "t/p", 0, len(body)):
-            found.update(piece)
+            digest.update(piece)
             await asyncio.sleep(0.1)
-        return found.hexdigest()
+        return digest.hexdigest()
 
     with BreakingServer(body, lambda _: None).running() as server:
         assert asyncio.run(read_slowly(server.endpoint)) == hashlib.sha256(body).hexdigest()
@@ -363,7 +363,7 @@ def test_a_signed_address_needs_no_credentials(s3: Place) -> None:
     assert address is not None
     with urllib.request.urlopen(address) as answer:
         assert answer.read() == b"body"
-    with pytest.raises(urllib.error.HTTPError):  # it is of this object alone
+    with pytest.raises(urllib.error.HTTPError):  # the address is valid for this object only
         urllib.request.urlopen(address.replace("part.parquet", "other.parquet"))
     with_its_log = open_store(with_log(store.location, f"{s3.uri}-log"))
     assert presign(with_its_log, key, expires=timedelta(minutes=5)) is not None
@@ -372,18 +372,18 @@ def test_a_signed_address_needs_no_credentials(s3: Place) -> None:
 @pytest.mark.s3
 def test_a_provider_is_called_for_each_address(s3: Place) -> None:
     assert s3.storage_options is not None
-    given = {
+    keys = {
         "access_key_id": s3.storage_options["AWS_ACCESS_KEY_ID"],
         "secret_access_key": s3.storage_options["AWS_SECRET_ACCESS_KEY"],
     }
-    answers: list[dict[str, str] | None] = [given]
+    answers: list[dict[str, str] | None] = [keys]
     options = {"AWS_ENDPOINT_URL": s3.storage_options["AWS_ENDPOINT_URL"], "AWS_REGION": "us-east-1"}
     store = open_store(parse_location(s3.uri, options, credential_provider=lambda: answers[-1]))
     store.create(_key(store), b"body")
     address = presign(store, _key(store), expires=timedelta(minutes=5))
     assert address is not None
     assert asyncio.run(_read(store, _key(store), 0, 4)) == urllib.request.urlopen(address).read() == b"body"
-    answers.append(given | {"access_key_id": "ANOTHER"})
+    answers.append(keys | {"access_key_id": "ANOTHER"})
     assert "ANOTHER" in (presign(store, _key(store), expires=timedelta(minutes=5)) or "")
     answers.append(None)
     with pytest.raises(AccessDenied, match="there are no credentials any more"):

@@ -1,4 +1,4 @@
-"""Symbolic links inside a table are never followed: not by readers, the proxy, sweeps, copies or puts."""
+"""Readers, the proxy, sweeps, copies and puts never follow symbolic links inside a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRET = b"root:x:0:0"
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder that is not the table's: with a file of the host, and parts of another table."""
+    """Make a folder outside the table, with a file of the host and parts of another table."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "secret").write_bytes(SECRET)
@@ -52,12 +52,12 @@ def table(tmp_path: Path) -> Table:
 
 
 def part(table: Table, partition: str = "d=1") -> Path:
-    [found] = [p for p in table.snapshot().parts if p.partition == partition]
-    return Path(found.path)
+    [path] = [p.path for p in table.snapshot().parts if p.partition == partition]
+    return Path(path)
 
 
 def as_link(path: Path, target: Path) -> None:
-    """Put a link to a target in the place of a file or folder, whose content lies there from now on."""
+    """Move a file or folder to a target, and replace it by a link to the target."""
     shutil.move(path, target)
     path.symlink_to(target)
 
@@ -67,7 +67,7 @@ def as_link(path: Path, target: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, outside: Path) -> ObjectStore:
-    """A folder with one file, and links: to a file, a folder, nothing, itself, and the folder above."""
+    """Make a folder with one file, and links to a file, a folder, nothing, itself, and the folder above."""
     store = open_store(parse_location(tmp_path / "table"))
     store.create("_data/d=1/a.parquet", b"content")
     data = tmp_path / "table" / "_data"
@@ -153,7 +153,7 @@ def test_a_put_does_not_replace_a_link(store: ObjectStore, outside: Path) -> Non
 def test_a_link_that_is_created_between_two_steps_is_detected(
     store: ObjectStore, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is replaced by a link after it was opened: what was opened is used."""
+    """The folder is replaced by a link after it was opened. The opened folder is used."""
     (outside / "a.parquet").write_bytes(SECRET)
     folder = tmp_path / "table" / "_data" / "d=1"
     real = os.open
@@ -182,7 +182,7 @@ def test_only_regular_files_are_objects(store: ObjectStore, tmp_path: Path) -> N
 
 
 def test_the_table_itself_may_lie_behind_links(tmp_path: Path) -> None:
-    """A temporary folder of macOS does, and a mounted volume may."""
+    """Temporary folders of macOS are behind links, and mounted volumes may be."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     one = Table.create(tmp_path / "link" / "table", partition_by=["d"])
@@ -262,7 +262,7 @@ def test_a_part_behind_a_link_is_not_read(
 
 
 def test_spark_checks_its_paths(table: Table, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own scan opens parts by path, in other processes; the data source reads as `query` does."""
+    """Spark's own scan opens parts by path in other processes. The data source reads as `query` does."""
     pytest.importorskip("pyspark")
     from icedb.spark import read_frames
 
@@ -348,7 +348,7 @@ def test_the_proxy_serves_nothing_behind_a_link(where: str, table: Table, outsid
 
 
 def aged_orphans(table: Table) -> Table:
-    """The table, opened a week later."""
+    """Open the table with a clock that is a week ahead."""
     for path in Path(table.uri).rglob("*.parquet"):
         if not path.is_symlink():
             os.utime(path, (path.stat().st_mtime - 7 * 86_400, path.stat().st_mtime - 7 * 86_400))
@@ -356,7 +356,7 @@ def aged_orphans(table: Table) -> Table:
 
 
 def test_a_sweep_deletes_nothing_behind_a_link(table: Table, tmp_path: Path) -> None:
-    """A linked folder would make it delete the parts of another table."""
+    """Through a linked folder, the sweep would delete the parts of another table."""
     other = Table.create(tmp_path / "other", partition_by=["d"])
     other.insert([{"d": 9, "n": 9}])
     data = Path(table.uri) / "_data"
@@ -452,7 +452,7 @@ def test_a_linked_spec_is_not_read(table: Table, outside: Path) -> None:
 @pytest.mark.parametrize("pattern", ["", "/*.parquet", "/**/*.parquet"])
 @pytest.mark.parametrize("linked", ["file", "folder"])
 def test_an_import_rejects_links(linked: str, pattern: str, table: Table, outside: Path, tmp_path: Path) -> None:
-    """A folder that others can write in could otherwise name any file of the machine."""
+    """In a folder that others can write to, a link could lead to any file of the machine."""
     files = tmp_path / "files"
     files.mkdir()
     (outside / "rows").mkdir()

@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "a consumer of changes does not ask for the horizon",
         "icedb/format/change_feed.py",
-        "    if max(start.t_ms, known_ms) < state.horizon_ms:",
+        "    if max(start.t_ms, consumed_ms) < state.horizon_ms:",
         "    if start.t_ms < 0:",
         (CHANGES, SIMULATION),
         "test_a_consumer_that_is_behind_cleanup_is_told",

@@ -1,6 +1,6 @@
-"""Scenes: what the usual histories do not have, each with its promises; and the faults that they find.
+"""Scenes of the simulation: they violate no invariant, and detect seeded faults.
 
-`-m slow` plays more of each; `python -m icedb.testing.simulation --scene NAME` as many as you like.
+`-m slow` runs more of each. `python -m icedb.testing.simulation --scene NAME --seeds N` runs any number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from icedb.testing.simulation import SCENES, run_seed
 from icedb.testing.simulation.scenes.no_fencing import NoFencing
 from icedb.transaction.table_handle import Handle, Part
 
-#: Histories of each scene in the short run, and in the long one.
+#: Runs of each scene in the short scope, and in the long one.
 SHORT, LONG = 1, 60
 
 pytestmark = pytest.mark.simulation
@@ -41,7 +41,7 @@ def test_many_runs_of_a_scene_violate_no_invariant(scene: str) -> None:
 
 
 def _play(scene: str, seeds: range) -> set[str]:
-    """Play histories; the operations that ended in them."""
+    """Run seeds, and return the operations that ended in them."""
     done: set[str] = set()
     for seed in seeds:
         outcome = run_seed(seed, scene=scene)
@@ -50,7 +50,7 @@ def _play(scene: str, seeds: range) -> set[str]:
     return done
 
 
-# ------------------------------------------------------------------------------------ does it find what is wrong?
+# ------------------------------------------------------------------------------------ seeded faults
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -80,12 +80,12 @@ def _claims_go_to_the_store_of_the_parts(patch: pytest.MonkeyPatch) -> None:
 
     def made(stores: SplitStore, data: ObjectStore, log: ObjectStore) -> None:
         init(stores, data, log)
-        stores._of_log = stores._of_log[:1]
+        stores._log_prefixes = stores._log_prefixes[:1]
 
     patch.setattr(SplitStore, "__init__", made)
 
 
-def _imports_do_not_know_the_copies_of_others(patch: pytest.MonkeyPatch) -> None:
+def _imports_ignore_the_copies_of_others(patch: pytest.MonkeyPatch) -> None:
     reason = NamedParts.reason
     patch.setattr(NamedParts, "reason", lambda named, key, _id, size: reason(named, key, "", size))
 
@@ -101,7 +101,7 @@ def _two_programs_maintain_without_fencing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NoFencing, "_is_free", lambda _: True)
 
 
-def _repairs_do_not_look_at_parts_that_came_since(patch: pytest.MonkeyPatch) -> None:
+def _repairs_ignore_parts_that_were_added_since(patch: pytest.MonkeyPatch) -> None:
     plan = icedb.operations.integrity.repair_types._Repair.plan
 
     def first_time_only(
@@ -117,7 +117,7 @@ def _refreshed_views_forget_the_transactions_of_their_source(patch: pytest.Monke
     patch.setattr(icedb.operations.write.views, "_sequences", lambda _: {})
 
 
-#: What is broken -> the scene, and the first of its seeds that finds it.
+#: Seeded fault -> the scene, and the first of its seeds that detects it.
 BREAKS: dict[Break, tuple[str, int]] = {
     _log_files_of_v3_are_skipped_by_their_names: ("v3 writers", 0),
     _no_program_compares_the_clocks: ("clocks", 0),
@@ -125,10 +125,10 @@ BREAKS: dict[Break, tuple[str, int]] = {
     _transactions_take_no_claim: ("forgotten transactions", 13),
     _old_claims_are_published_although_parts_are_gone: ("forgotten transactions", 28),
     _claims_go_to_the_store_of_the_parts: ("two stores", 0),
-    _imports_do_not_know_the_copies_of_others: ("imports", 0),
+    _imports_ignore_the_copies_of_others: ("imports", 0),
     _rows_with_ids_are_committed_by_plain_appends: ("group commits", 4),
     _two_programs_maintain_without_fencing: ("no fencing", 2),
-    _repairs_do_not_look_at_parts_that_came_since: ("repairs", 12),
+    _repairs_ignore_parts_that_were_added_since: ("repairs", 12),
     _refreshed_views_forget_the_transactions_of_their_source: ("views", 2),
 }
 

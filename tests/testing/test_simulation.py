@@ -1,7 +1,7 @@
-"""The table cannot be broken, as far as some hundred odd histories can tell; if it were, the simulation would see it.
+"""The simulation finds no violation in some hundred runs, and detects seeded faults.
 
-The short run has the same seeds every day, and further seeds and stories that the day chooses. `make simulate` runs
-more of the same for longer.
+The short scope has the same seeds every day, and further seeds and stories that the day chooses. `make simulate` runs
+more of them.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from icedb.testing.simulation.report import SimulationReport
 from icedb.transaction.log_reader import LogReader
 from icedb.transaction.table_handle import Handle
 
-#: Seeds that are so far apart strike each operation by each fault, and each while each other was in flight.
+#: Seeds with this distance strike each operation by each fault, and each while each other was in flight.
 SEED_STEP = 5
-#: Seeds that only one day has.
+#: The number of seeds of a day.
 SEEDS_OF_A_DAY = 20
 PARTS = 10
-#: One of so many pair stories is told in a day, and in the run of all tests: primes.
+#: One of this many pair stories runs in a day, and in the run of all tests. Both are primes.
 DAYS_OF_PAIRS, PAIR_STEP = 151, 23
 
 pytestmark = pytest.mark.simulation
@@ -61,7 +61,7 @@ _all = SimulationReport(CHUNK)
 
 @pytest.fixture
 def day(request: pytest.FixtureRequest) -> date:
-    """The day that chooses seeds and stories."""
+    """Return the day that chooses seeds and stories."""
     chosen: date = request.config.option.day
     return chosen
 
@@ -107,38 +107,38 @@ def test_each_fault_at_a_request_of_the_day_of_each_operation_violates_no_invari
     by_fault: defaultdict[object, list[Story]] = defaultdict(list)
     for story in single_stories():
         by_fault[story.first, story.trouble].append(story)
-    _tell(stories[day.toordinal() % len(stories)] for stories in by_fault.values())
+    _run_stories(stories[day.toordinal() % len(stories)] for stories in by_fault.values())
 
 
 @pytest.mark.slow(seconds=8)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_fault_at_any_request_of_any_operation_violates_no_invariant(part: int) -> None:
-    _tell(islice(single_stories(), part, None, PARTS))
+    _run_stories(islice(single_stories(), part, None, PARTS))
 
 
 def test_operations_of_the_day_at_requests_of_others_violate_no_invariant(day: date) -> None:
-    _tell(islice(pair_stories(), day.toordinal() % DAYS_OF_PAIRS, None, DAYS_OF_PAIRS))
+    _run_stories(islice(pair_stories(), day.toordinal() % DAYS_OF_PAIRS, None, DAYS_OF_PAIRS))
 
 
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_operation_at_any_request_of_another_violates_no_invariant(part: int) -> None:
-    _tell(islice(pair_stories(), part * PAIR_STEP, None, PARTS * PAIR_STEP))
+    _run_stories(islice(pair_stories(), part * PAIR_STEP, None, PARTS * PAIR_STEP))
 
 
 @pytest.mark.slow(seconds=30)
 def test_commits_on_both_sides_of_a_listing_cursor_violate_no_invariant() -> None:
-    _tell(torn_stories())
+    _run_stories(torn_stories())
 
 
-def _tell(stories: Iterable[Story]) -> None:
+def _run_stories(stories: Iterable[Story]) -> None:
     for story in stories:
         violation = run_story(story)
         assert violation is None, f"story {story}: {violation}"
 
 
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
-    """The order of sets, which each process has another one of, changes nothing: a failure can be repeated."""
+    """The order of sets, which differs between processes, has no effect, so a failure can be repeated."""
     code = "from icedb.testing.simulation import run_seed; print([run_seed(s).tally.schedule for s in range(4)])"
     here = f"{[run_seed(s).tally.schedule for s in range(4)]}\n"
     env = {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
@@ -151,7 +151,7 @@ def test_a_story_is_parsed_from_its_name() -> None:
         assert Story.parse(str(story)) == story
 
 
-# ------------------------------------------------------------------------------------ does it find what is wrong?
+# ------------------------------------------------------------------------------------ seeded faults
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -174,7 +174,7 @@ def _old_claims_are_completed_instead_of_voided(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Claim, "since_ms", property(lambda _: 1 << 60))
 
 
-def _nobody_looks_for_his_own_commit(patch: pytest.MonkeyPatch) -> None:
+def _own_commits_are_not_searched(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(icedb.transaction.exclusive, "_find_own", lambda *_: None)
 
 
@@ -190,7 +190,7 @@ def _log_tombstones_go_with_their_log_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _merges_leave_dead_markers_behind(patch: pytest.MonkeyPatch) -> None:
-    """So a part that is dead, and still stored, is not known to any snapshot any more."""
+    """Then no snapshot has a dead part that is still stored."""
 
     def forgetful(draft: Callable[..., CommitDraft]) -> Callable[..., CommitDraft]:
         def drafted(state: TableState, **plan: object) -> CommitDraft:
@@ -228,12 +228,12 @@ def _transactions_do_not_look_at_the_log(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(icedb.transaction.idempotent_append, "is_recorded", lambda *_: False)
 
 
-#: What is broken -> the first seed that finds it, and how many seeds may be needed.
+#: Seeded fault -> the first seed that detects it, and how many seeds may be needed.
 BREAKS: dict[Break, tuple[int, int]] = {
     _claims_are_not_taken: (3, 20),
     _the_log_is_not_listed_again_after_a_claim: (3, 20),
     _old_claims_are_completed_instead_of_voided: (16, 150),
-    _nobody_looks_for_his_own_commit: (3, 40),
+    _own_commits_are_not_searched: (3, 40),
     _log_tombstones_go_with_their_log_files: (0, 200),
     _merges_leave_dead_markers_behind: (0, 40),
     _cleanup_does_not_wait: (3, 20),
@@ -259,12 +259,12 @@ def test_stories_detect_that_live_epochs_are_not_checked(monkeypatch: pytest.Mon
 def test_the_command_prints_every_request_of_a_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logging, "disable", lambda _: None)  # the command's process ends, but not the tests'
+    monkeypatch.setattr(logging, "disable", lambda _: None)  # unlike the command's process, this one continues
     monkeypatch.setattr(sys, "argv", ["simulation", "--seed", "1", "--trace"])
     assert main() == 0
     out = capsys.readouterr().out
     assert " create table/_data/d=" in out
-    assert out.endswith("Every promise held.\n")
+    assert out.endswith("No invariant was violated.\n")
     command = [sys.executable, "-m", "icedb.testing.simulation", "--seeds", "5", "--processes", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "5 of 5 seeds" in done.stdout

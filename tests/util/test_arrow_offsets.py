@@ -1,4 +1,4 @@
-"""Slices of nested Arrow arrays, which DuckDB alone would read from the wrong place."""
+"""Slices of nested Arrow arrays, which DuckDB would read from the wrong place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLICES: dict[str, pa.Array] = {
 
 
 def plain(values: list[Any]) -> list[Any]:
-    """DuckDB gives a map as a dict."""
+    """Convert maps to dicts, as DuckDB returns them."""
     return [dict(v) if isinstance(v, list) and v and isinstance(v[0], tuple) else v for v in values]
 
 
@@ -38,8 +38,8 @@ def test_a_slice_of_a_nested_array_is_stored_correctly(name: str, local: Place) 
     column = SLICES[name]
     table = Table.create(local.uri, sort_by=["id"], storage_options={"fsync": "false"})
     table.insert(pa.table({"id": pa.array(range(len(column))), "x": column}))
-    found = [x for (x,) in table.query("SELECT x FROM t ORDER BY id").fetchall()]
-    assert found == plain(column.to_pylist())
+    stored = [x for (x,) in table.query("SELECT x FROM t ORDER BY id").fetchall()]
+    assert stored == plain(column.to_pylist())
 
 
 def test_an_array_without_slices_is_not_copied() -> None:

@@ -1,4 +1,4 @@
-"""Temporary folders hold rows in clear: the next process removes those of a process that was killed, and no others."""
+"""Temporary folders contain unencrypted rows: the next process removes those of killed processes, and no others."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import icedb
 from icedb.sql import sandbox_pool
 from icedb.util import temporary_files
 from icedb.util.temporary_files import make_folder, remove_folder, temporary_folder
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"user7@example.com"
@@ -29,7 +30,7 @@ SECRET = b"user7@example.com"
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The system's place for temporary files, for this test alone."""
+    """Make a system folder for temporary files, for this test alone."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -40,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(program: str, place: Path, *arguments: object) -> subprocess.Popen[str]:
-    """A process that runs a program, and has printed a line."""
+    """Start a process that runs a program, and wait until it has printed a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         env={**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(ROOT)},
@@ -86,7 +87,13 @@ def rows(place: Path) -> list[Path]:
     return [f for f in place.rglob("*") if f.is_file() and not f.is_symlink() and SECRET in f.read_bytes()]
 
 
-# ------------------------------------------------------------------------------------------ of killed processes
+def remove_dead_again(place: Path) -> None:
+    """Remove the roots of dead processes, although this process has just done so."""
+    temporary_files._looked_s.clear()
+    temporary_files._remove_dead(place)
+
+
+# ------------------------------------------------------------------------------------------ killed processes
 
 
 @pytest.mark.process
@@ -108,8 +115,7 @@ def test_folders_of_live_processes_are_kept(alive: subprocess.Popen[str], place:
     with temporary_folder("next") as own:
         assert rows(place) == [file]
         (own / "mine").touch()
-        temporary_files._looked_s.clear()
-        temporary_files._remove_dead(place)  # nor does a process remove its own
+        remove_dead_again(place)  # a process does not remove its own root
         assert (own / "mine").exists()
     assert rows(place) == [file]
 
@@ -166,10 +172,7 @@ def test_standard_input_of_a_command_that_is_killed_is_removed_by_the_next_comma
     assert process.stdin is not None
     process.stdin.write(b'{"email": "user7@example.com"}\n' * 10_000)
     process.stdin.flush()
-    deadline = time.monotonic() + 60
-    while not rows(place):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: rows(place), "the command writes rows")
     process.kill()
     process.wait()
     process.stdin.close()
@@ -201,10 +204,7 @@ def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directo
     assert Path(spill).parent in roots(place)
     assert not Path(spill).exists()
     process = run(SPILLS, place, tmp_path / "table")
-    deadline = time.monotonic() + 60
-    while not list(place.rglob("duckdb_temp_*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: list(place.rglob("duckdb_temp_*")), "the query spills")
     kill(process)
     assert not (tmp_path / ".tmp").exists()
     temporary_files._looked_s.clear()
@@ -222,11 +222,11 @@ def test_without_a_temporary_folder_queries_do_not_spill(
     assert table.query("SELECT n, current_setting('temp_directory') FROM t").fetchall() == [(1, "")]
 
 
-# ------------------------------------------------------------------------------------------ what is nobody's business
+# ------------------------------------------------------------------------------------------ folders of others
 
 
 def dead_root(place: Path, name: str = "icedb-temporary-dead") -> Path:
-    """A root as a killed process leaves it."""
+    """Make a root as a killed process leaves it."""
     root = place / name
     (root / "write-1").mkdir(parents=True, mode=0o700)
     (root / "write-1" / "rows.txt").write_bytes(SECRET)
@@ -241,14 +241,14 @@ def test_the_simulated_root_of_a_dead_process_is_removed(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["name", "no owner", "newborn", "another owner", "link", "hard link", "pipe", "folder"]
+    "what", ["name", "no owner", "unnamed owner", "another owner", "link", "hard link", "pipe", "folder"]
 )
 def test_other_folders_are_kept(what: str, place: Path, tmp_path: Path) -> None:
     root = dead_root(place, "somebody-dead" if what == "name" else "icedb-temporary-dead")
     owner = root / "owner"
     if what in ("no owner", "pipe", "folder"):
         owner.unlink()
-    if what == "newborn":  # its owner file is not locked yet
+    if what == "unnamed owner":  # the owner file is not locked yet
         owner.rename(root / "owner.new")
     if what == "another owner":
         owner.write_text("mine")
@@ -282,7 +282,7 @@ def test_a_folder_is_kept_if_the_process_runs_as_another_user(place: Path, monke
 
 
 def test_links_are_never_followed(place: Path, tmp_path: Path) -> None:
-    """Neither in the place of a root, nor inside of one."""
+    """Neither instead of a root, nor inside one."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("keep")
@@ -301,14 +301,14 @@ def test_links_are_never_followed(place: Path, tmp_path: Path) -> None:
 
 
 def test_on_shared_file_systems_only_the_same_kernel_removes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some network file systems keep locks to one machine: an owner that is not seen may live on another."""
+    """On some network file systems, the lock of an owner on another machine is not visible."""
     root = dead_root(place)
     (root / "owner").write_text(f"{temporary_files._TITLE}\nanother kernel\n")
     monkeypatch.setattr(temporary_files, "_LOCAL", frozenset())
     temporary_files._remove_dead(place)
     assert root.exists()
     temporary_files._looked_s.clear()
-    monkeypatch.setattr(temporary_files, "_kernel", lambda: "")  # two machines that do not know theirs are not the same
+    monkeypatch.setattr(temporary_files, "_kernel", lambda: "")  # two unknown kernels are not equal
     (root / "owner").write_text(f"{temporary_files._TITLE}\n\n")
     temporary_files._remove_dead(place)
     assert root.exists()
@@ -381,7 +381,7 @@ def test_without_locks_folders_are_made_and_never_removed_by_others(
 
 
 def test_a_root_never_has_an_unlocked_owner_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cleaner that comes between any two steps of a birth removes nothing."""
+    """A removal between any two steps of the creation removes nothing."""
     seen = []
 
     def tried(real: object) -> object:
@@ -446,8 +446,7 @@ def test_an_interrupted_removal_is_continued(place: Path, monkeypatch: pytest.Mo
         temporary_files._remove_dead(place)
     assert (root / "owner").exists()
     monkeypatch.setattr(shutil, "rmtree", real)
-    temporary_files._looked_s.clear()
-    temporary_files._remove_dead(place)
+    remove_dead_again(place)
     assert not root.exists()
 
 
@@ -486,46 +485,46 @@ sys.stdin.read()
 """
 
 
+def written_by_child(place: Path) -> Path:
+    """Wait for the file of the forked process, which contains its process id."""
+    [file] = wait_until(lambda: [p for p in place.rglob("child.txt") if p.read_text()], "the child writes")
+    return file
+
+
 @pytest.mark.process
 def test_a_fork_has_its_own_root_and_neither_removes_the_other(place: Path) -> None:
     process = run(FORKS, place)
-    deadline = time.monotonic() + 60
-    while not (child := list(place.rglob("child.txt"))) or not child[0].read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    child = written_by_child(place)
     [parent] = rows(place)
-    number = int(child[0].read_text())
+    number = int(child.read_text())
     with temporary_folder("next"):
         assert parent.exists()
-        assert child[0].exists()
+        assert child.exists()
     os.kill(number, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while child[0].exists():
-        assert time.monotonic() < deadline
-        temporary_files._looked_s.clear()
-        temporary_files._remove_dead(place)
+
+    def is_removed() -> bool:
+        remove_dead_again(place)
+        return not child.exists()
+
+    wait_until(is_removed, "the root of the killed child is removed")
     assert parent.exists(), "the end of a child does not release the lock of its parent"
     kill(process)
-    temporary_files._looked_s.clear()
-    temporary_files._remove_dead(place)
+    remove_dead_again(place)
     assert rows(place) == []
 
 
 @pytest.mark.process
 def test_a_child_that_outlives_its_parent_does_not_keep_the_parent_s_rows(place: Path) -> None:
     process = run(FORKS, place)
-    deadline = time.monotonic() + 60
-    while not (child := list(place.rglob("child.txt"))) or not child[0].read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    child = written_by_child(place)
     process.send_signal(signal.SIGKILL)
     process.wait()
     try:
         temporary_files._remove_dead(place)
         assert rows(place) == []
-        assert child[0].exists()
+        assert child.exists()
     finally:
-        os.kill(int(child[0].read_text()), signal.SIGKILL)
+        os.kill(int(child.read_text()), signal.SIGKILL)
         process.communicate()
 
 
@@ -560,7 +559,7 @@ def test_a_folder_of_the_caller_is_left_clean(tmp_path: Path, alive: subprocess.
 
 
 def test_a_long_lived_process_updates_the_time_of_its_owner_file(place: Path) -> None:
-    """Programs that empty temporary folders would take it, and nobody could tell when the process is dead."""
+    """Programs that empty temporary folders would delete it, and the process would seem to have no lock."""
     with temporary_folder("rows") as folder:
         os.utime(folder.parent / "owner", (1, 1))
         temporary_files._looked_s.clear()
@@ -598,7 +597,7 @@ def test_a_process_removes_its_folders_when_it_ends(place: Path) -> None:
 
 @pytest.mark.parametrize("package", ["icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs"])
 def test_every_folder_of_the_library_has_an_owner(package: str) -> None:
-    """DuckDB's own choice for what it spills is `.tmp` in the working directory, for each connection."""
+    """By default, each connection of DuckDB spills to `.tmp` in the working directory."""
     assert duckdb.connect().execute("SELECT current_setting('temp_directory')").fetchone() == (".tmp",)
     for path in (ROOT / package).rglob("*.py"):
         text = path.read_text()

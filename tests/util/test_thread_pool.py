@@ -1,4 +1,4 @@
-"""Work goes on where no thread can be started: from Python 3.12 on, that is when the interpreter ends."""
+"""Work without new threads, as during the shutdown of the interpreter since Python 3.12."""
 
 from __future__ import annotations
 

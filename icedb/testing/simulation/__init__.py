@@ -19,15 +19,5 @@ from icedb.testing.simulation.exhaustive import Story, pair_stories, run_story, 
 from icedb.testing.simulation.random_runs import CHUNK, Outcome, all_cells, run_seed
 from icedb.testing.simulation.scenes import SCENES
 
-__all__ = [
-    "CHUNK",
-    "Outcome",
-    "SCENES",
-    "Story",
-    "all_cells",
-    "pair_stories",
-    "run_seed",
-    "run_story",
-    "single_stories",
-    "torn_stories",
-]
+__all__ = ["CHUNK", "Outcome", "SCENES", "Story", "all_cells", "pair_stories", "run_seed", "run_story",
+           "single_stories", "torn_stories"]  # fmt: skip

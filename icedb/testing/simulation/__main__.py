@@ -62,7 +62,7 @@ def _one_story(name: str, *, trace: bool) -> int:
 
 
 def _verdict(violation: str | None) -> int:
-    print(f"BROKEN: {violation}" if violation else "Every promise held.")
+    print(f"VIOLATION: {violation}" if violation else "No invariant was violated.")
     return 1 if violation else 0
 
 
@@ -89,9 +89,9 @@ def _all_stories(*, long: bool, processes: int) -> int:
             failures += 1
             print(f"\nstory {story}: {violation}\n  {COMMAND} --story '{story}' --trace")
         if count % 200 == 0:
-            progress = f"\r{count} of {len(stories)} stories, {failures} broken, {monotonic() - began:.0f} s"
+            progress = f"\r{count} of {len(stories)} stories, {failures} failed, {monotonic() - began:.0f} s"
             print(progress, end="", file=sys.stderr, flush=True)
-    print(f"\n{len(stories)} stories in {monotonic() - began:.0f} s, {failures} of them broke a promise.")
+    print(f"\n{len(stories)} stories in {monotonic() - began:.0f} s, {failures} violated an invariant.")
     return 1 if failures else 0
 
 

@@ -118,20 +118,8 @@ class _Profile:
     crowd: int = 8
 
 
-_LOG = (
-    "append",
-    "append",
-    "append",
-    "column",
-    "column",
-    "drop",
-    "overwrite",
-    "read",
-    "read",
-    "read",
-    "follow",
-    "follow",
-)
+_LOG = ("append", "append", "append", "column", "column", "drop", "overwrite", "read", "read", "read", "follow",
+        "follow")  # fmt: skip
 _HOURS = ("append", "append", "merge", "merge", "merge log", "overwrite", "cleanup", "cleanup", "read", "restore")
 _ONCE = ("txn", "txn", "txn", "txn", "merge", "merge log", "cleanup", "cleanup", "sweep", "overwrite", "follow")
 _NAPS = (Trouble.SLEEP_BEFORE, Trouble.SLEEP_AFTER)

@@ -57,7 +57,7 @@ class SimulationReport:
         seconds = monotonic() - self._began
         return (
             f"{self.runs} of {self.planned} seeds, {self.runs / seconds:.0f} a second, "
-            f"{self.requests.total():,} requests, {len(self.failures)} broken"
+            f"{self.requests.total():,} requests, {len(self.failures)} failed"
         )
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class SimulationReport:
                 f"requests: {_counts(self.requests)}",
                 *self._outcome_lines(),
                 *(self._matrix_lines() if self._is_usual else ()),
-                f"broken: {self.failures}" if self.failures else "Every promise held.",
+                f"failed: {self.failures}" if self.failures else "No invariant was violated.",
             ]
         )
 

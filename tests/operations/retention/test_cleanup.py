@@ -18,7 +18,7 @@ from icedb.errors import (
     UncoordinatedMaintenance,
 )
 from icedb.format.codec import encode
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.testing import (
     ClockedStore,
@@ -291,7 +291,9 @@ def test_a_log_file_that_only_a_v3_program_tombstoned_goes_when_all_its_parts_ar
     t = clock.now_ms()
 
     def v3(at: int, *named: str, tombstones: tuple[str, ...] = ()) -> str:
-        file = LogFile(at, {}, tuple(Marker(k, 1, at) for k in named), tuple(LogTombstone(k, at) for k in tombstones))
+        file = LogFile(
+            at, {}, tuple(Marker(k, 1, at) for k in named), tuple(LogTombstoneRecord(k, at) for k in tombstones)
+        )
         key = keys.log_file(at, merged=bool(tombstones), writer="v3")
         clocked.create(key, encode(file))
         return key
@@ -487,7 +489,7 @@ def test_a_tombstone_that_only_one_log_file_holds_is_not_lost_with_it(
 
     def v3(at: int, *markers: Marker, tombstones: tuple[str, ...] = ()) -> str:
         key = keys.log_file(at, merged=True, writer="v3")
-        clocked.create(key, encode(LogFile(at, {}, markers, tuple(LogTombstone(k, at) for k in tombstones))))
+        clocked.create(key, encode(LogFile(at, {}, markers, tuple(LogTombstoneRecord(k, at) for k in tombstones))))
         return key
 
     v3(t, Marker(part, 1, t))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from icedb import Table
 from icedb.errors import InvalidOption
 from icedb.format.codec import encode
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import live_markers
 from icedb.format.timing import HOUR_MS
 from icedb.operations.retention.merge_log import GROWTH, plan_merge_log
@@ -270,7 +270,7 @@ def test_what_only_a_v3_program_tombstoned_is_not_hidden_when_its_tombstone_is_m
     (large,) = LogReader(world.store, world.store.location.keys).read().files
     world.commit(1)
     dead = Marker("table/_data/1-0.parquet", 10, t_ms, world.clock.now_ms())
-    drop = LogFile(world.clock.now_ms(), {"n": "BIGINT"}, (dead,), (LogTombstone(large, world.clock.now_ms()),))
+    drop = LogFile(world.clock.now_ms(), {"n": "BIGINT"}, (dead,), (LogTombstoneRecord(large, world.clock.now_ms()),))
     world.store.create(world.store.location.keys.log_file(drop.t_ms, merged=True, writer="v3"), encode(drop))
     (seen,) = world.seen()
     assert len(seen) == 40

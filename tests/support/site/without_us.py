@@ -22,7 +22,7 @@ import pytest
 from icedb import Table
 from icedb.errors import IceDBError
 from icedb.format.codec import encode
-from icedb.format.records import LogFile, LogTombstone, Marker
+from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.table_spec import TableSpec, encode_spec
 from icedb.sql.connections import load_httpfs, quote_text
 from tests.support.site.pages import ROOT
@@ -224,7 +224,7 @@ class Logged:
                 Marker(f"_data/{name}.parquet", 7, BEGIN_MS + t, tmb and BEGIN_MS + tmb, rows=3)
                 for name, (t, tmb) in self.parts.items()
             ),
-            tuple(LogTombstone(f"_log/{name}", BEGIN_MS + self.t) for name in self.replaces),
+            tuple(LogTombstoneRecord(f"_log/{name}", BEGIN_MS + self.t) for name in self.replaces),
             epoch=self.epochs[0] if self.epochs else None,
             live_epochs=self.epochs,
             horizon_ms=0 if self.hz is None else BEGIN_MS + self.hz,

@@ -53,26 +53,8 @@ class GroupCommits(Scene):
     """See the module's docstring."""
 
     # Without operations that remove rows, which would remove their ids too.
-    crowd = (
-        "append",
-        "column",
-        "txn",
-        "merge",
-        "merge",
-        "merge log",
-        "alter",
-        "cleanup",
-        "cleanup",
-        "sweep",
-        "read",
-        "follow",
-        "group",
-        "group",
-        "group",
-        "group with ids",
-        "group with ids",
-        "group with ids",
-    )
+    crowd = ("append", "column", "txn", "merge", "merge", "merge log", "alter", "cleanup", "cleanup", "sweep",
+             "read", "follow", "group", "group", "group", *["group with ids"] * 3)  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()

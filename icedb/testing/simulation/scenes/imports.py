@@ -13,10 +13,10 @@ from contextlib import suppress
 import msgspec
 
 from icedb.errors import InvalidOption
-from icedb.operations.importing.copy_files import Copying
+from icedb.operations.importing.copy_files import CopyTask
 from icedb.operations.importing.import_files import ImportReport, import_files
-from icedb.operations.importing.inspect_files import Examining, ReadingFooters
-from icedb.operations.importing.parquet_footer import Examined, Footer
+from icedb.operations.importing.inspect_files import ExamineTask, FooterTask
+from icedb.operations.importing.parquet_footer import FileContent, Footer
 from icedb.operations.rewrite.engine import DistributedTask, Item, ResourceLimits, Result
 from icedb.testing.simulation.scenes.scene import USUAL, Scene
 from icedb.testing.simulation.world.operation_run import OperationRun
@@ -93,11 +93,11 @@ class _PlainEngine:
         """See Engine."""
         results: list[object] = []
         match work:
-            case ReadingFooters():
+            case FooterTask():
                 bodies = [handle.store.get(file.key).body for file in items]  # type: ignore[attr-defined]
                 results += [Footer(len(rows_of(body)), {"id": "BIGINT"}, frozenset()) for body in bodies]
-            case Examining():
-                results += [Examined(msgspec.UNSET, ((),), None) for _ in items]
-            case Copying():
+            case ExamineTask():
+                results += [FileContent(msgspec.UNSET, ((),), None) for _ in items]
+            case CopyTask():
                 results += work.do(handle, items, ResourceLimits()) if items else []  # type: ignore[arg-type]
         return results  # type: ignore[return-value]

@@ -16,23 +16,8 @@ from icedb.testing.simulation.world.setting import Setting
 
 __all__ = ["NoFencing"]
 
-_MAINTENANCE = (
-    "column",
-    "overwrite",
-    "drop",
-    "delete",
-    "rewrite",
-    "merge",
-    "merge",
-    "merge log",
-    "alter",
-    "restore",
-    "cleanup",
-    "cleanup",
-    "sweep",
-    "pin",
-    "unpin",
-)
+_MAINTENANCE = ("column", "overwrite", "drop", "delete", "rewrite", "merge", "merge", "merge log", "alter",
+                "restore", "cleanup", "cleanup", "sweep", "pin", "unpin")  # fmt: skip
 
 
 class NoFencing(Scene):

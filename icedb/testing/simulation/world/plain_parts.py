@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import duckdb
 
@@ -25,7 +24,7 @@ from icedb.operations.importing import inspect_files
 from icedb.operations.integrity import repair_types, verify
 from icedb.operations.integrity.cast_parts import Miscast
 from icedb.operations.retention import restore
-from icedb.operations.rewrite.delete import Found
+from icedb.operations.rewrite.delete import MatchingRows
 from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.operations.write import insert, views
 from icedb.operations.write.insert import Unpublished
@@ -33,24 +32,11 @@ from icedb.operations.write.views import ViewParts
 from icedb.sql.types import check_columns
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound
 from icedb.transaction.table_handle import Handle, Part
+from icedb.util.thread_pool import SynchronousExecutor
 from icedb.writer.part_writer import WrittenParts, discard
 
-__all__ = [
-    "TYPED",
-    "body_of",
-    "plain_finder",
-    "plain_insert",
-    "plain_miscast",
-    "plain_recast",
-    "plain_rewriter",
-    "plain_writer",
-    "use_plain_parts",
-    "put_rows",
-    "read_rows",
-    "rows_of",
-    "type_of",
-    "write_rows",
-]
+__all__ = ["TYPED", "body_of", "plain_finder", "plain_insert", "plain_miscast", "plain_recast", "plain_rewriter",
+           "plain_writer", "use_plain_parts", "put_rows", "read_rows", "rows_of", "type_of", "write_rows"]  # fmt: skip
 
 
 _VIEWED = {"id": "BIGINT"}
@@ -143,10 +129,10 @@ def _matches(row: int, where: str) -> bool:
     return row % 3 == int(where)
 
 
-def plain_finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> Found:
+def plain_finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> MatchingRows:
     """Replace `icedb.operations.rewrite.delete.find_rows`."""
     found = {p.key: sum(_matches(r, where) for r in read_rows(handle, [p.key])) for p in parts}
-    return Found(where, {key: count for key, count in found.items() if count})
+    return MatchingRows(where, {key: count for key, count in found.items() if count})
 
 
 def plain_writer(
@@ -235,36 +221,19 @@ def plain_refresh(handle: Handle, target: Handle, _view: object, state: TableSta
     return write_rows(target, rows, _VIEWED)
 
 
-class _OneByOne:
-    """A pool of threads without threads: what is submitted is done at once, so that a run can be repeated."""
+class _SequentialPool(SynchronousExecutor):
+    """A replacement of ThreadPoolExecutor that runs work in the calling thread, so that a run can be repeated."""
 
     def __init__(self, _workers: int) -> None:
         return
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def submit(self, work: Callable[..., Any], *arguments: object) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(work(*arguments))
-        except BaseException as error:  # noqa: BLE001  (raised again by whoever asks for the result)
-            done.set_exception(error)
-        return done
-
-    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        return map(work, items)
-
-    def shutdown(self, **_: object) -> None:
-        return
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: object) -> Iterator[Any]:
+        return map(fn, *iterables)
 
 
 _STAND_INS: tuple[tuple[ModuleType, str, object], ...] = (
-    (restore, "ThreadPoolExecutor", _OneByOne),
-    (inspect_files, "ThreadPoolExecutor", _OneByOne),
+    (restore, "ThreadPoolExecutor", _SequentialPool),
+    (inspect_files, "ThreadPoolExecutor", _SequentialPool),
     (verify, "check_footers", lambda *_: []),
     (committing, "write_unpublished", plain_insert),
     (ids, "connect_reader", lambda _: duckdb.connect(config={"threads": 1})),
