@@ -69,9 +69,9 @@ def storage_type(type_: str, *, column: str, table: str) -> str:
     if stored is None:
         excerpt = type_ if len(type_) <= _TYPE_CHARS_MAX else f"{type_[:_TYPE_CHARS_MAX]}..."
         raise UnsupportedType(
-            """Return the type that a column has in a part. Raises UnsupportedType if Parquet has none."""
-            "that differ in case at most, or more than 100 levels, of which a list takes two. Rename them, or store it "
-            "as JSON."
+            f"{table}: column '{column}' is {excerpt}, which Parquet cannot hold: it has a field without a name, or "
+            "two that differ in case at most, or more than 100 levels, of which a list takes two. Rename them, or "
+            "store it as JSON."
         )
     return stored
 

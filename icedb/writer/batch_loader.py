@@ -1,7 +1,7 @@
-"""A batch inside DuckDB: its columns with their types, and the answer of a query over it.
+"""Loading of a batch into DuckDB: its columns with their types, and the result of a query over it.
 
-The stream is read once. It is kept as a temporary table when somebody must look at it more than once: a query, or a
-check of its values.
+The stream is read once. It becomes a temporary table if it is needed more than once, for a query or for a check of its
+values.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from icedb.writer.deferred_gather import ROWS_AT_A_TIME, BufferedRows, buffer_ro
 
 __all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "LoadedBatch", "load_batch"]
 
-#: Names that a batch's columns must not begin with: they are ours.
+#: The reserved prefix of names. A batch's columns must not begin with it.
 PREFIX = RESERVED
 #: The column of a batch that chooses a row's partition, as a path.
 PARTITION_COLUMN = "_partition"
-#: What it is called here, where `_partition` may be a column to store.
+#: The internal name of that column, because `_partition` can be a column to store.
 CHOSEN = f"{PREFIX}chosen"
 
 _STREAM = f"{PREFIX}stream"
 _TABLE = f"{PREFIX}incoming"
 _ANSWER = f"{PREFIX}answer"
 
-# A stream that is no longer than this part of the memory is held, and given away while it is sorted.
+# A stream of at most this fraction of the memory is read whole, and freed while DuckDB sorts it.
 _SHORT_PART = 2
-# One that is no longer than this part is held until it is encoded: then it is there twice, or three times.
+# A stream of at most this fraction is held until it is encoded. Then it is in memory two or three times.
 _HELD_PART = 8
-# Of one that is longer, so much is loaded at a time.
+# Of a longer stream, this fraction of the memory is loaded at a time.
 _PARTS_OF_MEMORY = 16
 
 
@@ -54,18 +54,18 @@ class LoadedBatch:
     relation: str
     columns: dict[str, str]
     select: dict[str, str]
-    #: SQL of the path that a row chose for itself; empty when the batch has no such column.
+    #: SQL of the path that a row chooses; empty if the batch has no such column.
     chosen: str
-    #: Columns without a type: null in every row, and unknown to the table.
+    #: Columns without a type: null in every row, and not in the table.
     untyped: list[str]
     counted: _CountedRows
-    #: Whether a query made these rows: then numbers become the table's, where no value changes.
+    #: Whether the rows are the result of a query. Then numbers are cast to the table's types if no value changes.
     answered: bool = False
-    #: The rows, when the stream is short and they were not changed.
+    #: The rows, if the stream is short and they were not changed.
     held: BufferedRows | None = None
 
     def begin(self, memory_bytes: int | None) -> None:
-        """Hold the stream, register it, or load it when it is long: DuckDB reads ahead of it, as much as there is."""
+        """Hold the stream, register it, or load it in pieces if it is long: DuckDB reads ahead without limit."""
         if memory_bytes is None:
             self._register(self.counted.batches)
             return
@@ -76,12 +76,12 @@ class LoadedBatch:
         if self.held is not None:
             return
         if self.counted.bytes < bytes_max:
-            self._register(_given_away(first))
+            self._register(_drain(first))
         else:
-            self._load(chain(_given_away(first), self.counted.batches), memory_bytes // _PARTS_OF_MEMORY)
+            self._load(chain(_drain(first), self.counted.batches), memory_bytes // _PARTS_OF_MEMORY)
 
     def keep(self) -> None:
-        """Make a table of the stream, to be looked at more than once. Raises InvalidBatch."""
+        """Load the stream into a table that can be read more than once. Raises InvalidBatch."""
         if self.relation != _STREAM:
             return
         self.let_go()
@@ -89,13 +89,13 @@ class LoadedBatch:
         self._become(_TABLE)
 
     def let_go(self) -> None:
-        """Register what is held: all of it is to be looked at once."""
+        """Register the held rows as a stream that is read once."""
         if self.held is not None:
             self._register(self.held.batches())
             self.held = None
 
     def drop(self) -> None:
-        """Free what the rows take, once they are staged."""
+        """Free the memory of the rows once they are staged."""
         if self.relation != _STREAM:
             self.con.execute(f"DROP TABLE {self.relation}")
 
@@ -103,17 +103,17 @@ class LoadedBatch:
         self.con.register(_STREAM, pa.RecordBatchReader.from_batches(self.counted.schema, batches))
 
     def _load(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> None:
-        """Make a table of the stream, piece by piece."""
+        """Load the stream into a table in pieces."""
         self._register([])
         self._execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
         while piece := self._take(batches, bytes_max):
-            self._register(_given_away(piece))
+            self._register(_drain(piece))
             self._execute(f"INSERT INTO {_TABLE} {self._typed()}")
         pa.default_memory_pool().release_unused()  # DuckDB has the rows now, and needs the memory
         self._become(_TABLE)
 
     def _execute(self, sql: str) -> None:
-        """Run what reads the stream. Raises InvalidOption, InvalidBatch."""
+        """Run SQL that reads the stream. Raises InvalidOption, InvalidBatch."""
         try:
             self.con.execute(sql)
         except duckdb.OutOfMemoryException as error:
@@ -122,7 +122,7 @@ class LoadedBatch:
             raise unreadable(self.table, error) from None
 
     def _take(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
-        """The next batches, as many as have that many bytes, or all that are left. Raises InvalidBatch."""
+        """Take batches from the stream until they have that many bytes, or to its end. Raises InvalidBatch."""
         taken: list[pa.RecordBatch] = []
         size = 0
         try:
@@ -131,7 +131,7 @@ class LoadedBatch:
                 size += batch.nbytes
         except IceDBError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever the caller's stream raises
+        except Exception as error:  # noqa: BLE001  the caller's stream can raise any error
             raise unreadable(self.table, error) from None
         return taken
 
@@ -141,7 +141,7 @@ class LoadedBatch:
         return f"SELECT {', '.join(texts) or '1 AS nothing'} FROM {_STREAM}"
 
     def count(self) -> int:
-        """Rows of the batch, or of the answer; once they were read."""
+        """Return the number of rows of the batch, or of the query's result, after they were read."""
         if self.relation != _ANSWER:
             return self.counted.rows
         [(count,)] = self.con.execute(f"SELECT count(*) FROM {self.relation}").fetchall()
@@ -157,9 +157,9 @@ class LoadedBatch:
         new_columns: bool,
         lenient: bool,
     ) -> None:
-        """Become the answer of a query. Rows that chose their partition are asked partition by partition.
+        """Replace the rows by the result of a query. If rows choose their partitions, it runs for each partition.
 
-        Raises InvalidQuery when it does not fit the rows, or gives what the table cannot store.
+        Raises InvalidQuery if the query does not fit the rows, or returns rows that the table cannot store.
         """
         self.keep()
         inputs = dict(self.columns)
@@ -168,7 +168,7 @@ class LoadedBatch:
             columns = self._ask(query, rows)
         except duckdb.Error as error:
             raise InvalidQuery(
-                f"{self.table}: the {what} {query.sql[:200]!r} cannot be answered ({str(error).splitlines()[0]}). The "
+                f"{self.table}: the {what} {query.sql[:200]!r} failed ({str(error).splitlines()[0]}). The "
                 f"rows have the columns {sorted(inputs)}."
             ) from None
         names = [c for c in columns if c != CHOSEN]
@@ -187,15 +187,15 @@ class LoadedBatch:
 
     def _ask(self, query: UserQuery, rows: str) -> dict[str, str]:
         view = f"CREATE OR REPLACE TEMP VIEW {quote_name(query.relation)} AS {rows}"
-        # Without rows there is no answer either, but its columns: a count of nothing is not stored.
+        # Without input rows the result has only columns: a count of no rows is not stored.
         sql = query.sql if self.counted.rows else f"SELECT * FROM (\n{query.sql}\n) LIMIT 0"
         if not self.chosen:
             self.con.execute(view)
-            # Apart, for a table cannot have a column twice, and whoever wrote the query should hear of it.
+            # Checked first, because CREATE TABLE would rename a column that the query returns twice.
             described = self.con.execute(f"DESCRIBE {query.sql}").fetchall()
             if len({name for name, *_ in described}) < len(described):
                 raise InvalidQuery(
-                    f"{self.table}: the answer of {query.sql[:200]!r} has a column twice: "
+                    f"{self.table}: the result of {query.sql[:200]!r} has a column twice: "
                     f"{[name for name, *_ in described]}. Name them with AS."
                 )
             self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS {sql}")
@@ -227,23 +227,23 @@ class LoadedBatch:
         self.chosen = CHOSEN if self.chosen else ""
 
     def _take_chosen(self) -> None:
-        """A query may choose the partition as a column of its answer."""
+        """Let a query choose the partition, in a column of its result."""
         if not self.chosen and PARTITION_COLUMN in self.columns:
             self.chosen = quote_name(PARTITION_COLUMN)
 
 
-def _given_away(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One after the other; whoever asks for them is the only one that has them then."""
+def _drain(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches and remove them from the list, so that the consumer has the only reference."""
     batches.reverse()
     while batches:
         yield batches.pop()
 
 
 class _CountedRows:
-    """A stream that knows how many rows, and bytes of Arrow, went through it.
+    """A stream that counts its rows, and their size in Arrow in bytes.
 
-    DuckDB takes the columns of every batch by their places. Raises InvalidBatch for a batch that has others than the
-    stream says.
+    It raises InvalidBatch for a batch whose columns differ from the stream's schema, because DuckDB reads the columns
+    of a batch by position.
     """
 
     def __init__(self, stream: pa.RecordBatchReader, table: str) -> None:
@@ -254,20 +254,20 @@ class _CountedRows:
         self.batches = self._counting(stream)
 
     def _counting(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        for given in stream:
-            if given.schema.names != self.schema.names or given.schema.types != self.schema.types:
+        for batch in stream:
+            if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
                 raise InvalidBatch(
-                    f"{self.table}: the stream says that it has the columns {_told(self.schema)}, and gives a batch "
-                    f"with {_told(given.schema)}. Give all batches the schema of the stream."
+                    f"{self.table}: the schema of the stream has the columns {_columns_text(self.schema)}, and a batch "
+                    f"has {_columns_text(batch.schema)}. Give all batches the schema of the stream."
                 )
-            for first in range(0, given.num_rows, ROWS_AT_A_TIME):  # each thread of DuckDB reads one at a time
-                batch = copy_nested_slices(given.slice(first, ROWS_AT_A_TIME))
-                self.rows += batch.num_rows
-                self.bytes += batch.nbytes
-                yield batch
+            for first in range(0, batch.num_rows, ROWS_AT_A_TIME):  # a thread of DuckDB reads one slice at a time
+                piece = copy_nested_slices(batch.slice(first, ROWS_AT_A_TIME))
+                self.rows += piece.num_rows
+                self.bytes += piece.nbytes
+                yield piece
 
 
-def _told(schema: pa.Schema) -> str:
+def _columns_text(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
@@ -280,15 +280,15 @@ def load_batch(
     strict: bool = True,
     memory_bytes: int | None = None,
 ) -> LoadedBatch:
-    """Register a batch, or load it when it may be too much for `memory_bytes`.
+    """Register a batch, or load it if it may need more than `memory_bytes`.
 
-    `strict`: a nested column whose type is not whole is refused, unless the table knows it. Else it is text without a
-    value, for a query that may name it. Raises InvalidBatch, UnsupportedType.
+    `strict`: reject a nested column with an incomplete type, unless the table has the column. Otherwise the column is
+    text without a value, so that a query can name it. Raises InvalidBatch, UnsupportedType.
     """
     schema = batch.stream.schema
     _check_names(schema.names, table)
-    told = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in batch.types.items()}
-    types = {**_describe_arrow(con, schema, table), **told}
+    casts = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in batch.types.items()}
+    types = {**_describe_arrow(con, schema, table), **casts}
     columns: dict[str, str] = {}
     untyped: list[str] = []
     for column in schema:
@@ -304,9 +304,9 @@ def load_batch(
             )
         else:
             untyped.append(column.name)
-            if not strict:  # a query may name it
+            if not strict:  # a query can name it
                 columns[column.name] = "VARCHAR"
-    # In rows that are a table's already, it is a column like others: a query over them may still give one.
+    # Rows of a query already have their partitions, so `_partition` is a normal column of theirs.
     chosen = "" if batch.is_answer else _chosen(columns, table)
     counted = _CountedRows(batch.stream, table)
     select = {c: f"CAST({quote_name(c)} AS {t})" for c, t in columns.items()}
@@ -317,15 +317,15 @@ def load_batch(
 
 
 def too_little_memory(table: str, error: Exception) -> InvalidOption:
-    """The error for a batch that cannot be sorted or written in the memory that it was given."""
+    """Return the error for a batch that cannot be sorted or written within the memory limit."""
     return InvalidOption(
-        f"{table}: memory_bytes is too little for rows as wide as these ({str(error).splitlines()[0]}). Give more, or "
+        f"{table}: memory_bytes is too little for rows as wide as these ({str(error).splitlines()[0]}). Pass more, or "
         "insert fewer rows at a time."
     )
 
 
 def unreadable(table: str, error: Exception) -> InvalidBatch:
-    """The error for a batch whose stream breaks, or whose values are not what its schema says."""
+    """Return the error for a batch whose stream fails, or whose values do not match its schema."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return InvalidBatch(f"{table}: the batch cannot be read: {reason}")
 
@@ -362,9 +362,9 @@ def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: st
 
 
 def _fill(arrow: pa.DataType, batch_type: Any, table_type: Any) -> str:
-    """The type of a column of which some nested part has no type, as the table knows that part.
+    """Return the type of a column in which nested parts have no type, completed by the table's type.
 
-    A field without a type that the table does not have is left out: it is null in every row.
+    A field without a type that the table does not have is left out. It is null in every row.
     """
     if pa.types.is_null(arrow):
         return str(table_type)

@@ -1,8 +1,8 @@
-"""What becomes of a batch's columns: their types in the table, and what the table demands of its rows.
+"""Resolution of a batch's columns: their types in the table, conversions, and the table's requirements.
 
-Everything that can be wrong with a batch is found here, before any of it is written. A value of another type than its
-column's is refused, converted or set aside, as the caller wants it; what a query gave is cast to the table's types, and
-refused when that would change a value.
+Every problem of a batch is detected here, before anything is written. A value of another type than its column's is
+rejected, converted or quarantined, as the caller chooses. The result of a query is cast to the table's types, and
+rejected if that would change a value.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["BatchSchema", "check_declared", "WriteContext", "resolve_batch_schem
 
 @dataclass(frozen=True, slots=True)
 class WriteContext:
-    """All that a writer must know of a table. `known_schema` may lag behind, but says nothing untrue.
+    """The properties of a table that a writer needs. `known_schema` may lack the newest columns, but is never wrong.
 
-    `lenient`: a query that drops a partition or sort column is only warned of, as IceDB v3 programs expect.
+    `lenient`: a query that drops a partition or sort column only causes a warning, as IceDB v3 programs expect.
     """
 
     location: Location
@@ -45,109 +45,111 @@ class WriteContext:
     expressions: tuple[PartitionExpression, ...]
     known_schema: Mapping[str, str]
     lenient: bool = False
-    #: What the names of the new parts begin with: tells a job's parts from others'.
+    #: The prefix of the new parts' names, which identifies the parts of a job.
     job: str = ""
 
     @property
     def table(self) -> str:
-        """The table's address, as messages name it."""
+        """The table's address, for messages."""
         return self.location.uri
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSchema:
-    """How the rows of a batch are stored: `columns` with their types, `select` is SQL of each over the batch.
+    """The columns of a batch as they are stored: `columns` with their types, `select` with SQL of each over the batch.
 
-    `misfits`: what is wrong with a row, as SQL condition -> SQL of a text that says so. `path_values`: partition
-    columns that only a path tells, and the SQL of their values.
+    `misfits`: SQL of the condition of a rejected row -> SQL of the reason as text. `path_values`: partition columns
+    that only paths have, and the SQL of their values.
     """
 
     columns: dict[str, str]
     select: dict[str, str]
     sort_by: list[str]
-    #: Those that a value may not survive.
+    #: The conversions that can reject a value.
     conversions: list[Conversion] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
     path_values: dict[str, str] = field(default_factory=dict)
 
     @property
     def misfit(self) -> str:
-        """SQL: whether anything is wrong with a row."""
+        """SQL of whether a row is rejected."""
         return f"coalesce({' OR '.join(self.misfits)}, false)" if self.misfits else "false"
 
 
 def resolve_batch_schema(incoming: LoadedBatch, context: WriteContext, on_conflict: OnConflict) -> BatchSchema:
-    """Decide how a batch is stored, and whether it can be.
+    """Determine how a batch is stored.
 
     Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidPartitionExpression.
     """
     path_values = _path_values(incoming, context)
-    aside = set(path_values.values())
-    told = _path_conversions(incoming, context, path_values)
+    not_stored = set(path_values.values())
+    path_conversions = _path_conversions(incoming, context, path_values)
     if incoming.chosen and not context.spec.preserve_partition:
-        aside.add(PARTITION_COLUMN)
-    stored = {c: t for c, t in incoming.columns.items() if c not in aside}
+        not_stored.add(PARTITION_COLUMN)
+    stored = {c: t for c, t in incoming.columns.items() if c not in not_stored}
     columns: dict[str, str] = {}
     conversions: dict[str, Conversion] = {}
     for column, source in stored.items():
         columns[column], conversion = _target(incoming, context, column, source, on_conflict)
         if conversion is not None:
             conversions[column] = conversion
-    if conversions or told:
+    if conversions or path_conversions:
         incoming.keep()
     select = {c: conversions[c].sql if c in conversions else _cast(incoming, c, columns[c]) for c in columns}
     _add_made_columns(context, columns, select)
     _check_columns(context, columns)
-    checked = [c for c in (*conversions.values(), *told.values()) if c.misfit]
+    checked = [c for c in (*conversions.values(), *path_conversions.values()) if c.misfit]
     misfits = {c.misfit: _reason(c) for c in checked}
     if on_conflict == "quarantine":
         misfits |= {f"({select[c]}) IS NULL": quote_text(_lacking(c)) for c in context.spec.required if c in select}
     sort_by = _sort_columns(context, columns)
-    if columns:  # a batch without any has no rows, and says nothing of a table that has none either
+    if columns:  # an empty batch without columns is accepted by a table without columns
         partition_types(context.expressions, {**context.known_schema, **columns}, table=context.table)
-    values = {n: told[n].sql if n in told else incoming.select[c] for n, c in path_values.items()}
+    values = {
+        n: path_conversions[n].sql if n in path_conversions else incoming.select[c] for n, c in path_values.items()
+    }
     return BatchSchema(columns, select, sort_by, checked, misfits, values)
 
 
 def _path_values(incoming: LoadedBatch, context: WriteContext) -> dict[str, str]:
-    """The partition columns that only paths tell, and which column of the batch says them."""
-    told = [e.name for e in context.expressions if e.path_only]
+    """Return the partition columns that only paths have -> the columns of the batch with their values."""
+    path_only = [e.name for e in context.expressions if e.path_only]
     by_name = {c.casefold(): c for c in incoming.columns}
-    found = {name: by_name[name.casefold()] for name in told if name.casefold() in by_name}
-    if lacking := [name for name in told if name not in found and not incoming.chosen]:
+    columns = {name: by_name[name.casefold()] for name in path_only if name.casefold() in by_name}
+    if lacking := [name for name in path_only if name not in columns and not incoming.chosen]:
         raise InvalidBatch(
             f"{context.table}: the batch lacks '{lacking[0]}', by which the table is partitioned. Add that column, or "
             f"one called '{PARTITION_COLUMN}' with paths such as 'd=2026-11-21'."
         )
-    return found
+    return columns
 
 
 def _path_conversions(
     incoming: LoadedBatch, context: WriteContext, path_values: Mapping[str, str]
 ) -> dict[str, Conversion]:
-    """How the values become those of the partition columns: the path is all that will tell them."""
-    found: dict[str, Conversion] = {}
+    """Return the conversions to the types of the partition columns, whose values only the paths will have."""
+    conversions: dict[str, Conversion] = {}
     for name, column in path_values.items():
         source, target = incoming.columns[column], context.spec.path_columns[name]
         if source == target:
             continue
         if source == "VARCHAR":
-            found[name] = from_text(column, target)
+            conversions[name] = from_text(column, target)
         elif widening(source, target) or target == "VARCHAR":
-            found[name] = lossless(column, source, target)
+            conversions[name] = lossless(column, source, target)
         else:
             conversion = convert_answer(column, source, target, is_null=lambda: False)
             if conversion is None:
                 check_columns({column: source}, {column: target}, table=context.table)
             else:
-                found[name] = conversion
-    return found
+                conversions[name] = conversion
+    return conversions
 
 
 def _target(
     incoming: LoadedBatch, context: WriteContext, column: str, source: str, on_conflict: OnConflict
 ) -> tuple[str, Conversion | None]:
-    """The type of a column in the table, and how it gets there when a cast is not enough."""
+    """Return the type of a column in the table, and its conversion if a cast is not enough."""
     table = context.table
     target = context.known_schema.get(column)
     mixed = column in incoming.batch.mixed and source == MIXED and not incoming.answered
@@ -176,13 +178,13 @@ def _target(
 
 
 def _nested_only(column: str) -> Conversion:
-    """A column whose first value is nested keeps what is nested, as JSON."""
+    """Return the conversion of a column whose first value is nested: only nested values are stored, as JSON."""
     name = quote_name(column)
     return Conversion(column, MIXED, MIXED, name, f"(json_type({name}) NOT IN ('OBJECT', 'ARRAY', 'NULL'))")
 
 
 def _of_answer(incoming: LoadedBatch, context: WriteContext, column: str, source: str, target: str) -> Conversion:
-    """What a query gave becomes what the table has, where that changes no value."""
+    """Return the conversion of a query's result to the table's type. Raises SchemaConflict if it is not lossless."""
 
     def is_null() -> bool:
         incoming.keep()
@@ -193,7 +195,7 @@ def _of_answer(incoming: LoadedBatch, context: WriteContext, column: str, source
     if conversion is not None:
         return conversion
     raise SchemaConflict(
-        f"{context.table}: column '{column}' is {target} in the table and {source} in the query's answer. Cast it to "
+        f"{context.table}: column '{column}' is {target} in the table and {source} in the query's result. Cast it to "
         f"{target} in the query, or give it another name with AS.",
         column=column,
         types=(target, source),
@@ -201,12 +203,12 @@ def _of_answer(incoming: LoadedBatch, context: WriteContext, column: str, source
 
 
 def _type_of_mixed(incoming: LoadedBatch, column: str, on_conflict: OnConflict) -> str:
-    """What a new column shall be whose values have several types: one that holds all, or that of the first value."""
+    """Return the type of a new column whose values have several types: one for all, or that of the first value."""
     name, kind = quote_name(column), f"{PREFIX}kind"
     kinds = [
-        str(found)
-        for (found,) in incoming.con.execute(
-            # Not by rowid, which may be a column of the batch.
+        str(json_type)
+        for (json_type,) in incoming.con.execute(
+            # Not by `rowid`, which can be a column of the batch.
             f"SELECT {kind} FROM (SELECT json_type({name}) AS {kind}, row_number() OVER () AS {PREFIX}number "
             f"FROM {incoming.relation}) WHERE {kind} <> 'NULL' GROUP BY {kind} ORDER BY min({PREFIX}number)"
         ).fetchall()
@@ -224,12 +226,12 @@ def _cast(incoming: LoadedBatch, column: str, target: str) -> str:
 
 
 def _add_made_columns(context: WriteContext, columns: dict[str, str], select: dict[str, str]) -> None:
-    """What each row gets from us: its id, and the count that merges sum."""
+    """Add the columns that the writer computes: the row id, and the count that merges sum."""
     if not columns:
         return
     if context.spec.row_id:
-        given = f"CAST({select[ROW_ID]} AS VARCHAR)" if ROW_ID in select else "NULL"
-        columns[ROW_ID], select[ROW_ID] = "VARCHAR", f"coalesce({given}, CAST(uuid() AS VARCHAR))"
+        own_id = f"CAST({select[ROW_ID]} AS VARCHAR)" if ROW_ID in select else "NULL"
+        columns[ROW_ID], select[ROW_ID] = "VARCHAR", f"coalesce({own_id}, CAST(uuid() AS VARCHAR))"
     for column, sql in seeds(context.spec.merging, columns).items():
         columns[column] = context.known_schema.get(column, "BIGINT")
         select[column] = f"CAST({sql} AS {columns[column]})"
@@ -249,7 +251,7 @@ def _check_columns(context: WriteContext, columns: Mapping[str, str]) -> None:
 
 
 def check_declared(spec: TableSpec, columns: Iterable[str], table_columns: Mapping[str, str], *, table: str) -> None:
-    """Raise UnknownColumn for a column that nobody declared, when the table takes no others."""
+    """Raise UnknownColumn for an undeclared column, if the table accepts only declared columns."""
     made = {ROW_ID, PARTITION_COLUMN, *seeds(spec.merging, ())}
     undeclared = sorted(set(columns) - table_columns.keys() - made)
     if spec.schema_policy == "declared" and undeclared:
@@ -264,7 +266,7 @@ def _lacking(column: str) -> str:
 
 
 def _check_shadowing(context: WriteContext, columns: Mapping[str, str]) -> None:
-    """A data column wins over a partition column of its name: coming later, it would hide the values of older rows."""
+    """Reject a new data column with the name of a partition column, whose values for older rows it would hide."""
     added = {c.casefold(): c for c in columns if c not in context.known_schema} if context.known_schema else {}
     for expression in context.expressions:
         column = added.get(expression.name.casefold())
@@ -282,7 +284,7 @@ def _sort_columns(context: WriteContext, columns: Mapping[str, str]) -> list[str
 
 
 def _reason(conversion: Conversion) -> str:
-    """SQL of a text: why a row cannot be stored."""
+    """Return SQL of the reason why a row cannot be stored."""
     name = quote_name(conversion.column)
-    told = quote_text(f"column '{conversion.column}' is {conversion.target}, and the value is ")
-    return f"{told} || left(coalesce(CAST({name} AS VARCHAR), 'null'), {EXAMPLE_LENGTH_MAX})"
+    problem = quote_text(f"column '{conversion.column}' is {conversion.target}, and the value is ")
+    return f"{problem} || left(coalesce(CAST({name} AS VARCHAR), 'null'), {EXAMPLE_LENGTH_MAX})"

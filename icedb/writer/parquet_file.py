@@ -1,7 +1,7 @@
-"""A Parquet file that DuckDB has just written, and what its writer told of its columns.
+"""Writes of one Parquet file by DuckDB, with the statistics of its columns.
 
-Least and greatest values come for nothing where they are exact and read as DuckDB's own text; for the others the file
-is read again.
+DuckDB's COPY returns statistics. They are used for types for which they are exact and have the form of DuckDB's text.
+For other types the file is read again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from icedb.sql.connections import copy_statement, quote_name, read_file
 
 __all__ = ["WrittenFile", "min_max_counts", "write_file"]
 
-# What is written here stays for long, so it is worth more time than an insert's: as small as with DuckDB's own level,
-# 3, or nearly, in two thirds of its time, or nearly all (docs/tuning.md).
+# Merged files are kept for long, so they get a higher level than inserts. The files are about as small as with DuckDB's
+# default, 3, in two thirds of the time or more (docs/tuning.md).
 ZSTD_LEVEL = 2
 
-# Not BOOLEAN, which is told as a number, nor FLOAT and DOUBLE, of which nothing is told when there is a NaN.
+# Without BOOLEAN, whose statistics are numbers, and FLOAT and DOUBLE, which have none if there is a NaN.
 _EXACT = frozenset((
     "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
     "DATE", "TIME", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE", "UUID", "VARCHAR",
@@ -31,7 +31,7 @@ _EXACT = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """`statistics`: column, quoted -> name of a figure -> its text, as COPY returns them."""
+    """A Parquet file and COPY's `statistics`: quoted column -> name of a statistic -> its text."""
 
     path: Path
     rows: int
@@ -39,32 +39,32 @@ class WrittenFile:
 
 
 def write_file(con: duckdb.DuckDBPyConnection, query: str, path: Path, spec: TableSpec) -> WrittenFile:
-    """Write a query's rows as one Parquet file of the table's kind. Raises DuckDB's errors."""
+    """Write a query's rows as one Parquet file with the settings of the table. Raises DuckDB's errors."""
     done = con.execute(copy_statement(query, path, spec, level=ZSTD_LEVEL))
     names = [name for name, *_ in done.description]
     [row] = done.fetchall()
-    told = dict(zip(names, row, strict=True))
-    return WrittenFile(path, int(told["count"]), told["column_statistics"])
+    result = dict(zip(names, row, strict=True))
+    return WrittenFile(path, int(result["count"]), result["column_statistics"])
 
 
 def min_max_counts(con: duckdb.DuckDBPyConnection, file: WrittenFile, columns: Mapping[str, str]) -> list[str | None]:
-    """Of columns with these types: what `figures_sql` would find in the file. Raises DuckDB's errors."""
-    told = {c: _told(file.statistics.get(quote_name(c)), type_, file.rows) for c, type_ in columns.items()}
-    if asked := {c: t for c, t in columns.items() if told[c] is None}:
-        query = f"SELECT {figures_sql(asked)} FROM {read_file(file.path)}"
-        [(found,)] = con.execute(query).fetchall()
-        told |= {c: found[3 * n : 3 * n + 3] for n, c in enumerate(asked)}
-    return [figure for c in columns for figure in told[c] or ()]
+    """Return the value of `figures_sql` for the file, for columns of these types. Raises DuckDB's errors."""
+    figures = {c: _exact_figures(file.statistics.get(quote_name(c)), t, file.rows) for c, t in columns.items()}
+    if missing := {c: t for c, t in columns.items() if figures[c] is None}:
+        query = f"SELECT {figures_sql(missing)} FROM {read_file(file.path)}"
+        [(values,)] = con.execute(query).fetchall()
+        figures |= {c: values[3 * n : 3 * n + 3] for n, c in enumerate(missing)}
+    return [figure for c in columns for figure in figures[c] or ()]
 
 
-def _told(statistics: Mapping[str, str] | None, type_: str, rows: int) -> list[str | None] | None:
-    """Least, greatest and count, if the writer's are just what the file's values are."""
+def _exact_figures(statistics: Mapping[str, str] | None, type_: str, rows: int) -> list[str | None] | None:
+    """Return minimum, maximum and count from COPY's statistics, or None unless these are exact."""
     if statistics is None or type_ not in _EXACT or statistics.get("num_values") != str(rows):
         return None
     low, high, nulls = statistics.get("min"), statistics.get("max"), statistics.get("null_count")
     if nulls == str(rows):
         return [None, None, "0"]
-    # The writer cuts a long text, at a length in bytes that no text of fewer characters reaches.
+    # DuckDB truncates long texts, at a length in bytes that no shorter text reaches.
     if nulls is None or low is None or high is None or max(len(low), len(high)) >= TEXT_MAX:
         return None
     return [low, high, str(rows - int(nulls))]

@@ -1,4 +1,4 @@
-"""Partitions of a batch that are too large for one part become several, of nearly the same number of rows."""
+"""Splitting of large partitions of a batch into several parts with nearly the same number of rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from icedb.writer.staging import PartitionRange, StagedBatch
 
 __all__ = ["split_ranges"]
 
-# How well so many neighbouring rows compress says enough of all.
+# The number of adjacent rows by whose compression the size of a part is estimated.
 SAMPLE_ROWS = 16_384
 
 
 def split_ranges(stage: StagedBatch, part_bytes: int) -> list[PartitionRange]:
-    """The ranges of a stage, split where a part would be larger than about `part_bytes`.
+    """Return the ranges of a staged batch, split where a part would be larger than about `part_bytes`.
 
-    How many bytes a row takes is measured once, by encoding rows of the longest range. Raises DuckDB's errors.
+    The size of a row is measured once, by encoding rows of the longest range. Raises DuckDB's errors.
     """
     longest = max(stage.ranges, key=lambda r: r.rows, default=None)
     if longest is None or _is_small(stage, longest, part_bytes):
@@ -25,7 +25,7 @@ def split_ranges(stage: StagedBatch, part_bytes: int) -> list[PartitionRange]:
 
 
 def _is_small(stage: StagedBatch, piece: PartitionRange, part_bytes: int) -> bool:
-    """Whether it needs no measuring: Parquet takes no more than Arrow does."""
+    """Return whether the range fits by its size in Arrow, which is an upper bound of its size in Parquet."""
     return stage.bytes is not None and stage.bytes * piece.rows <= part_bytes * stage.rows
 
 

@@ -1,6 +1,6 @@
-"""Staged rows become parts: each partition is encoded as one Parquet file and put, with what its marker says of it.
+"""Encoding and upload of parts (data files): each partition of staged rows becomes Parquet files with their markers.
 
-Nothing that is written here is visible: only a commit names it.
+The parts are not visible until a commit names them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["StoredPart", "WrittenParts", "digest", "discard", "put_part", "put_p
 
 logger = logging.getLogger(__name__)
 
-# Enough to hide the latency of a put behind the next partition's encoding.
+# Enough to hide the latency of a put behind the encoding of the next partition.
 CONCURRENT_PUTS = 8
-# Faster by a third than DuckDB's own level. Sorted rows become no larger by it, others by an eighth until a merge.
+# Faster by a third than DuckDB's default. Parts of sorted rows are as small, others larger by an eighth until a merge.
 ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenParts:
-    """Parts that lie in the store and that nothing names yet. `schema` has the batch's columns only."""
+    """Parts in the store that no log file names yet. `schema` has the batch's columns only."""
 
     schema: Mapping[str, str]
     markers: tuple[Marker, ...]
@@ -48,7 +48,7 @@ class WrittenParts:
 
     @property
     def rows(self) -> int:
-        """Rows in all parts."""
+        """The number of rows in all parts."""
         return sum(m.rows or 0 for m in self.markers)
 
 
@@ -69,11 +69,10 @@ def write_parts(
 
 
 def put_parts(stage: StagedBatch, *, store: ObjectStore, clock: Clock, part_bytes: int | None = None) -> WrittenParts:
-    """Encode the partitions of staged rows, as many at a time as there are threads, and put them meanwhile.
+    """Encode the partitions of staged rows, one for each thread at a time, and put them concurrently.
 
-    A partition becomes one part, or several of about `part_bytes`. When it fails, the parts that it had put are deleted
-    again. Without rows there are no parts. Raises InvalidOption, InvalidBatch, InvariantViolated and the store's
-    errors.
+    A partition becomes one part, or several of about `part_bytes`. If it fails, the parts that were put are deleted.
+    Without rows there are no parts. Raises InvalidOption, InvalidBatch, InvariantViolated and the store's errors.
     """
     oldest_part_ms = clock.now_ms()
     context = stage.context
@@ -96,12 +95,12 @@ def put_parts(stage: StagedBatch, *, store: ObjectStore, clock: Clock, part_byte
 
     with (
         progress("writing parts", sum(r.rows for r in ranges), "rows") as advance,
-        start_thread_pool(CONCURRENT_PUTS) as pool,  # each writes a part after the other: few files are on disk
+        start_thread_pool(CONCURRENT_PUTS) as pool,  # limits the number of local files, one for each thread
     ):
         writes = [pool.submit(write, key, piece) for key, piece in zip(keys, ranges, strict=True)]
         try:
             wait(writes, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)  # those that were begun come first, and one of them failed
+            pool.shutdown(cancel_futures=True)  # a failed write is among those that were started, before cancelled ones
             stored_parts = [written.result() for written in writes]
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -124,34 +123,34 @@ def _check_rows(context: WriteContext, piece: PartitionRange, copied: int) -> No
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part's object: its size in bytes, and the first 32 hexadecimal digits of its SHA-256."""
+    """The size of a part in bytes, and its digest: the first 32 hexadecimal digits of its SHA-256."""
 
     bytes: int
     digest: str
 
 
 def digest(path: Path) -> str:
-    """What a marker keeps of an object's content: half of a SHA-256 tells any damage, if not any forgery."""
+    """Return the digest of a file for its marker: half of its SHA-256, which detects damage but not forgery."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def put_part(store: ObjectStore, key: str, path: Path) -> StoredPart:
-    """Put a finished Parquet file under its key and remove it here."""
+    """Put a finished Parquet file under its key, and delete the local file."""
     stored = StoredPart(path.stat().st_size, digest(path))
     try:
         store.create(key, path)
     except ObjectExists:
-        # The id is random, so this is our own put: answered too late, and repeated by the client library.
+        # The id is random, so this is the same put, which the client library repeated after a lost response.
         if store.head(key).bytes != stored.bytes:
-            raise InvariantViolated(f"{store.location.uri}: '{key}' was written by somebody else.") from None
+            raise InvariantViolated(f"{store.location.uri}: '{key}' was written by another program.") from None
     path.unlink()
     return stored
 
 
 def discard(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Delete parts that nothing names. Best effort: what stays is an orphan, which a sweep removes."""
+    """Delete parts that no log file names. Parts that cannot be deleted remain as orphans until an orphan sweep."""
     try:
         store.delete(keys)
     except IceDBError as error:
-        logger.warning("%d unused parts stay behind as orphans: %s", len(keys), error)
+        logger.warning("%d unused parts remain as orphans: %s", len(keys), error)

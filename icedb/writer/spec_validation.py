@@ -1,6 +1,6 @@
-"""What somebody declares of a table: types, expressions and queries, checked before any of it is recorded.
+"""Validation of table specs: types, expressions and queries are checked before they are recorded.
 
-A spec may also come from a `_table.json` that somebody else wrote, so whoever runs a query of it checks it again.
+A spec can also come from a `_table.json` that another program wrote, so its queries are checked again before they run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["ROWS", "DeclaredSchema", "check_name", "check_stored_spec", "checked
 #: The relation that the query of an insert or a view reads.
 ROWS = "_rows"
 
-#: Columns with their types: a dict of DuckDB's names for them, or an Arrow schema.
+#: Columns with their types: a dict of column -> DuckDB type, or an Arrow schema.
 DeclaredSchema = Any
 
 
 def declared_columns(schema: DeclaredSchema, *, table: str) -> dict[str, str]:
-    """Column -> DuckDB type. Raises InvalidOption for what is no schema."""
+    """Return column -> DuckDB type. Raises InvalidOption unless `schema` is a dict of texts or an Arrow schema."""
     if isinstance(schema, pa.Schema):
         with scratch_connection() as con:
             con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
@@ -44,7 +44,7 @@ def declared_columns(schema: DeclaredSchema, *, table: str) -> dict[str, str]:
 
 
 def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | None = None) -> TableSpec:
-    """The spec with types by their own names. `schema` is the log's, for a table that is there.
+    """Check a spec, and return it with DuckDB's own names of types. `schema` is the log's, if the table exists.
 
     Raises InvalidOption, InvalidBatch (a column's name), InvalidPartitionExpression, InvalidQuery, UnknownColumn,
     UnsupportedType, SchemaConflict.
@@ -55,7 +55,7 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
     _check_policy(spec, columns, table)
     table_columns = {**columns, **(schema or {})}
     expressions = partition_expressions(spec, table=table)
-    if schema or spec.schema_policy == "declared":  # else a batch may still bring what they use
+    if schema or spec.schema_policy == "declared":  # otherwise a batch can still add the columns that they use
         partition_types(expressions, table_columns, table=table)
     if spec.columns and spec.schema_policy == "declared":
         check_sort_columns(spec.sort_by, {}, table_columns, table=table)
@@ -65,7 +65,7 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
         check_query(spec.merge_query, relation=MERGED, table=table, what="merge_query")
     if spec.merging is not None:
         if spec.merge_query:
-            raise InvalidOption(f"{table}: a table has a merge_query or a ready-made merging, not both.")
+            raise InvalidOption(f"{table}: a table has a merge_query or a merging, not both. Remove one of them.")
         inputs = frozenset[str]().union(*(e.columns for e in expressions))
         check_merging(spec.merging, table=table, columns=schema or None, partition_inputs=inputs)
         check_aggregated_types(spec.merging, table_columns, table=table)
@@ -79,9 +79,9 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
 
 
 def check_stored_spec(spec: TableSpec, *, table: str) -> None:
-    """Check what a stored spec says in SQL, and the names of its views: another program may have written it.
+    """Check the SQL of a stored spec, and the names of its views, because another program may have written it.
 
-    Raises InvalidRequestError errors. What depends on the log's columns is checked when rows are written.
+    Raises errors of type InvalidRequestError. Checks that need the log's columns are made when rows are written.
     """
     expressions = partition_expressions(spec, table=table)
     parse_partition_by(spec.earlier_partition_by, table=table)
@@ -103,7 +103,7 @@ def check_stored_spec(spec: TableSpec, *, table: str) -> None:
 
 
 def check_name(name: str, *, table: str) -> str:
-    """The name of a table beside this one. Raises InvalidOption for one that is no plain name."""
+    """Return the name of a sibling table. Raises InvalidOption for an invalid name."""
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         return name
     raise InvalidOption(
@@ -125,7 +125,7 @@ def _checked_column(column: str, type_: str, table: str) -> str:
 
 def _check_policy(spec: TableSpec, columns: Mapping[str, str], table: str) -> None:
     if spec.schema_policy not in get_args(SchemaPolicy):
-        raise InvalidOption(f"{table}: schema_policy is {spec.schema_policy!r}; give 'open' or 'declared'.")
+        raise InvalidOption(f"{table}: schema_policy is {spec.schema_policy!r}. Pass 'open' or 'declared'.")
     if spec.schema_policy == "declared" and not columns:
         raise InvalidOption(f"{table}: schema_policy 'declared' takes only declared columns, and schema has none.")
     unknown = [c for c in spec.required if columns and c not in columns and spec.schema_policy == "declared"]

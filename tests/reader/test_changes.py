@@ -198,7 +198,7 @@ def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
     table.insert([{"k": 0, "n": 1}])
     table.merge()
     assert all(f.file.epoch is not None for f in table.handle.read(fresh=True).effective.values())
-    with pytest.raises(UncoordinatedMaintenance, match="begin anew"):
+    with pytest.raises(UncoordinatedMaintenance, match="Begin anew"):
         table.changes(UNIX_MS_MIN)
     clock.advance(HOUR_MS)
     assert numbers(table.changes()) == [0, 1]
@@ -240,7 +240,7 @@ def test_limits_count_only_what_is_wanted(table: Table) -> None:
         (lambda t: t.changes("yesterday"), "is no cursor"),
         (lambda t: t.changes(until=UNIX_MS_MIN), "until needs since"),
         (lambda t: t.changes(UNIX_MS_MIN + 1, UNIX_MS_MIN), "until .* is before since"),
-        (lambda t: t.changes(1_795_313_126), "since is 1795313126, .* Are these seconds"),
+        (lambda t: t.changes(1_795_313_126), "since is 1795313126, .* probably means seconds"),
         (lambda t: t.changes(parts_max=0), "parts_max is 0"),
         (lambda t: t.changes(bytes_max=-1), "bytes_max is -1"),
         (lambda t: t.changes(True), "since must be"),

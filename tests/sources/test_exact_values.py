@@ -133,7 +133,7 @@ def test_a_path_tells_the_value_and_nothing_else(type_: str, value: Any, told: A
     with pytest.raises(SchemaConflict, match="'d'"):
         table.insert([{"n": 1, "d": value}])
     assert objects(table) == []
-    with pytest.raises(IceDBError, match=r"'d' is .*, and 'nope' is none"):
+    with pytest.raises(IceDBError, match=r"'d' is .*, and 'nope' is not a value of that type"):
         table.insert([{"n": 1, "_partition": "d=nope"}])
 
 
