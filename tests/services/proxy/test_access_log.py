@@ -10,10 +10,9 @@ import os
 import select
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +23,7 @@ from botocore.config import Config
 from icedb.services.http.log_lines import LineWriter, TextLines
 from icedb.services.proxy.access_log import ProxyAccessRecord, access_line
 from tests.support.proxy.proxy_process import ROOT, proxy_command
+from tests.support.waiting import wait_until
 
 DEADLINE_SECONDS = 20
 KEY = "ACMEKEY1"
@@ -112,13 +112,6 @@ def pipe() -> Iterator[Pipe]:
     made = Pipe()
     yield made
     os.close(made.reads)  # ends a writer that still waits
-
-
-def wait_until(what: Callable[[], object], saying: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, saying
-        time.sleep(0.02)
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:

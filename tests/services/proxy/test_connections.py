@@ -9,10 +9,9 @@ import resource
 import signal
 import socket
 import ssl
-import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -21,10 +20,11 @@ import pytest
 
 from icedb import Table
 from icedb.services.proxy.config.tenants import AccessKey
-from tests.services.proxy.test_server import certificates  # noqa: F401  # a fixture
+from tests.services.proxy.test_server import certificates, rest_of  # noqa: F401  # a fixture
 from tests.support.proxy.proxy_attacks import replies
 from tests.support.proxy.proxy_process import ProxyProcess
 from tests.support.proxy.proxy_worlds import signed_headers
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -83,15 +83,6 @@ def connect(port: int, context: ssl.SSLContext | None = None, *, keeps: int | No
     return sock if context is None else context.wrap_socket(sock, server_hostname="127.0.0.1")
 
 
-def rest_of(sock: socket.socket) -> bytes:
-    """Read until the server closes the connection."""
-    pieces = []
-    with suppress(ConnectionError):
-        while piece := sock.recv(65_536):
-            pieces.append(piece)
-    return b"".join(pieces)
-
-
 def statuses(port: int, sent: bytes, context: ssl.SSLContext | None = None) -> list[int]:
     """Return the statuses of all responses on a connection until the server closes it."""
     with connect(port, context) as sock:
@@ -102,13 +93,6 @@ def statuses(port: int, sent: bytes, context: ssl.SSLContext | None = None) -> l
 def listing_is_answered(port: int, context: ssl.SSLContext | None = None) -> bool:
     question = signed_request(port, "/events?list-type=2", more=["Connection: close"])
     return statuses(port, question, context) == [200]
-
-
-def wait_until(what: Callable[[], object], saying: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, saying
-        time.sleep(0.1)
 
 
 def files_of(proxy: ProxyProcess) -> int:

@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from icedb import Table
 from tests.support.proxy.proxy_process import ROOT, ProxyProcess, proxy_command
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -107,13 +108,6 @@ def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-
-
-def wait_until(what: Callable[[], object], saying: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, saying
-        time.sleep(0.05)
 
 
 def connect(proxy: ProxyProcess) -> socket.socket:
