@@ -77,7 +77,7 @@ def find_files(inputs: Sequence[str], location: Location) -> InputFiles:
             raise EmptyBatch(str(error)) from None
         raise
     if files.format == "csv":
-        raise InvalidBatch(f"{location.uri}: {files.shown} is CSV. Pass Parquet or JSON lines, or use Table.insert.")
+        raise InvalidBatch(f"{location.uri}: {files.summary} is CSV. Pass Parquet or JSON lines, or use Table.insert.")
     # The working folder of a task may differ.
     paths = tuple(p if "://" in p else str(Path(p).absolute()) for p in files.paths)
     return InputFiles(location, files.format, paths)
