@@ -505,7 +505,7 @@ class BufferedWriter:
         try:
             self.close(timeout_ms=_EXIT_TIMEOUT_MS)
         except Exception as error:  # noqa: BLE001  logged, whatever its type
-            logger.error("%s: not all of %d rows that waited at exit are committed: %s", self._table.uri, left, error)
+            logger.error("%s: of %d rows that waited at exit, not all are committed: %s", self._table.uri, left, error)
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:

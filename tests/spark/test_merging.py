@@ -282,7 +282,7 @@ def test_work_that_puts_parts_must_report_them(local: Place, engine: SparkEngine
     """Otherwise all parts of its tasks would be deleted as unused."""
     table = fill(create(local))
     before = rows(table)
-    with pytest.raises(NotImplementedError, match="which parts it has put"):
+    with pytest.raises(NotImplementedError, match="must implement part_of"):
         table.merge(engine=_Forgetful(engine))
     assert rows(table) == before
 
