@@ -502,7 +502,7 @@ def v3_merges_and_cleans_up(store: ClockedStore, clock: ManualClock) -> None:
     store.delete(old)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["by who was there before", "by who comes new"])
+@pytest.mark.parametrize("was_read", [True, False], ids=["by who was there before", "by who comes new"])
 def test_a_v3_program_that_merges_between_two_of_our_commits_is_found_out(
     table: Table, clocked: ClockedStore, clock: ManualClock, was_read: bool
 ) -> None:
