@@ -64,7 +64,7 @@ class _Root:
     folders: int = 0
     spills: int = 0
     #: Whether the root is kept until the process ends.
-    stays: bool = False
+    is_permanent: bool = False
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -116,7 +116,7 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with _lock:
         root.folders -= 1
-        if not root.folders and not root.stays and _roots_of(root):
+        if not root.folders and not root.is_permanent and _roots_of(root):
             root.close()
 
 
@@ -131,7 +131,7 @@ def spill_path() -> Path | None:
         _remove_dead(place)
         with _lock:
             root = _root(place)
-            root.stays = True
+            root.is_permanent = True
             root.spills += 1
             return root.path / f"spill-{root.spills}"
     except OSError:

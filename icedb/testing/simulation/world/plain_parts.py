@@ -138,7 +138,7 @@ def plain_finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapp
 def plain_writer(
     handle: Handle, rewrite: Rewrite, query: str, schema: Mapping[str, str], /, *, dry_run: bool
 ) -> WrittenParts:
-    """As `icedb.operations.rewrite.rewrite_partition.write_answer`; the query is the predicate of what goes."""
+    """Replace `icedb.operations.rewrite.rewrite_partition.write_answer`. The query selects the rows to remove."""
     rows = [r for r in read_rows(handle, [p.key for p in rewrite.inputs]) if not _matches(r, query)]
     return write_rows(handle, {rewrite.partition: rows} if rows and not dry_run else {}, schema)
 
