@@ -63,7 +63,7 @@ def read_new_commits(handle: Handle, begin: FeedPosition, *, settle_ms: int, com
 
     def up_to(until_ms: int) -> tuple[Cursor, list[NewCommit]]:
         end, markers = advance(
-            state, handle.keys, start, settled_ms=settled, until_ms=until_ms, known_ms=begin.known_ms
+            state, handle.keys, start, settled_ms=settled, until_ms=until_ms, consumed_ms=begin.known_ms
         )
         return end, _commits(state, markers)
 
