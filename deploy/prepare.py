@@ -1,7 +1,7 @@
-"""What comes before the platform's processes: the bucket, Dagster's tables, the limits of the tables' locks.
+"""Preparation before the platform starts: the bucket, Dagster's tables, the limits of the tables' locks.
 
-Run by the service `setup` of compose.yaml each time the platform is started. What is there already stays as it is. A
-bucket is made only on a server of one's own, which `AWS_ENDPOINT_URL` names.
+The service `setup` of compose.yaml runs it at each start. Existing objects are not changed. A bucket is created only on
+a server that `AWS_ENDPOINT_URL` names.
 """
 
 import os
@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 
 def make_bucket(root: str) -> None:
-    """Make the bucket of an address, if there is none."""
+    """Create the bucket of an address if it does not exist."""
     address = urlsplit(root)
     if address.scheme != "s3" or not os.environ.get("AWS_ENDPOINT_URL"):
         return
@@ -22,16 +22,16 @@ def make_bucket(root: str) -> None:
         client.create_bucket(Bucket=address.netloc)
     except (client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
         return
-    print(f"made the bucket {address.netloc}")  # noqa: T201
+    print(f"created the bucket {address.netloc}")  # noqa: T201
 
 
 def main() -> None:
-    """Make the bucket, then give each pool its limit, for which Dagster makes its tables."""
+    """Create the bucket, then set the limit of each pool, for which Dagster creates its tables."""
     root = os.environ.get("LAKE_ROOT", "")
     try:
         make_bucket(root)
     except (BotoCoreError, ClientError, ValueError) as error:
-        sys.exit(f"the bucket of LAKE_ROOT={root} cannot be made: {error}")
+        sys.exit(f"the bucket of LAKE_ROOT={root} cannot be created: {error}")
     os.execvp("icedb-dagster", ["icedb-dagster", "pools"])  # noqa: S606
 
 

@@ -1,17 +1,17 @@
-"""A run launcher that knows whether the workers of its runs live, so that a dead one does not keep a table's lock.
+"""A run launcher that detects dead run workers, so that a dead worker does not keep a table's lock.
 
-Dagster's default launcher asks a code server to start a process for each run, and only that code server sees the end of
-the process. When both end together (the machine went down, a container was replaced, all of it was killed), the run
-stays *started* for ever, and holds its table's pool. Run monitoring asks launchers for the health of the workers of
-started runs, and the default one has no answer. This one asks the code server. docs/lock.md tells what was tried.
+Dagster's default launcher has a code server start a process for each run. Only that code server sees the process end.
+If both end together (the machine failed, a container was replaced, the process tree was killed), the run stays
+*started* for ever, and holds its table's pool. Run monitoring asks launchers for the health of the workers of started
+runs. The default launcher cannot answer. This one queries the code server. docs/lock.md lists what was tried.
 
-What is relied on in Dagster:
+The launcher relies on this behavior of Dagster:
 
-- A code server knows a run from before its worker starts until it has seen it end; then it has recorded the end, unless
-  the worker had. So a worker whose code server does not know it is gone.
-- A code server that was told to stop answers until its last worker has ended.
-- Run monitoring reads a run's status again before it marks it as failed: one that ended meanwhile is left alone.
-- `dagster code-server start` puts a proxy in front of code servers, which does not say what runs there are.
+- A code server knows a run from before its worker starts until it has seen the worker end. By then it has recorded
+  the end, unless the worker did. So if the code server does not know the run, the worker is gone.
+- A code server that is shutting down answers until its last worker has ended.
+- Run monitoring reads a run's status again before it marks the run as failed. It leaves alone a run that has ended.
+- `dagster code-server start` puts a proxy in front of code servers. The proxy does not list the current runs.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -33,70 +33,85 @@ from icedb.errors import InvalidOption
 
 __all__ = ["MonitoredRunLauncher"]
 
-#: On each run that was launched: the run, and the machine that asked its code server. A run that a script executes
-#: again has all the tags of its parent.
+#: A tag of each launched run: the run's id, and the machine that called the code server. A re-executed run has the
+#: tags of its parent, hence the id.
 LAUNCHED_TAG = "icedb/launched"
 LOST_AFTER_S = 60
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
-# Of a run that ends by itself meanwhile, nobody asks again.
+# Run monitoring does not check a run again that has ended by itself.
 _FORGOTTEN_AFTER_S = 3600
 
 
 class MonitoredRunLauncher(dg.DefaultRunLauncher):
-    """Dagster's default run launcher, and run monitoring learns from it which workers are gone.
+    """Dagster's default run launcher, with health checks of run workers for run monitoring.
 
-    In dagster.yaml: `run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher}`, beside
-    `run_monitoring: {enabled: true}`. A started run fails when for `lost_after_seconds` (60) its code server could
-    not be reached, or answered that it does not know it. Nothing is concluded where nobody can tell: from a code server
-    that is reached and does not answer, from a proxy of `dagster code-server start`, from one on another machine that
-    only that machine reaches, and of a run that it did not launch. One code server is behind each address.
+    A started run fails if, for `lost_after_seconds`, its code server could not be reached or did not know the run. The
+    launcher assumes that the worker is alive if it cannot find out: the code server is reached but does not answer, a
+    proxy of `dagster code-server start` answers, the code server is on another machine and reachable from there only,
+    or this launcher did not launch the run. It assumes one code server behind each address.
+
+    Args:
+        lost_after_seconds: Seconds without a sign of the worker after which the run fails.
+        inst_data: Set by Dagster.
+
+    Raises:
+        InvalidOption: `lost_after_seconds` is below 1.
+
+    Example:
+        In dagster.yaml, together with `run_monitoring: {enabled: true}`:
+
+        run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher}
     """
 
     def __init__(self, lost_after_seconds: int = LOST_AFTER_S, inst_data: ConfigurableClassData | None = None) -> None:
         if lost_after_seconds < 1:
             raise InvalidOption(
-                f"dagster.yaml: run_launcher: lost_after_seconds is {lost_after_seconds}; give 1 second at least."
+                f"dagster.yaml: run_launcher: lost_after_seconds is {lost_after_seconds}; give at least 1."
             )
         super().__init__(inst_data=inst_data)
         self.lost_after_s = lost_after_seconds
-        #: Since when (monotonic seconds) a run's code server is away, or does not know it.
+        #: By run id: since when (monotonic seconds) its code server is away, or does not know the run.
         self._missing_since: dict[str, float] = {}
 
     @classmethod
     def config_type(cls) -> dict[str, dg.Field]:
-        """What may be said in dagster.yaml."""
+        """Return the config fields for dagster.yaml."""
         return {"lost_after_seconds": dg.Field(int, is_required=False, default_value=LOST_AFTER_S)}
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:
-        """As Dagster makes it. Raises InvalidOption."""
+        """Create the launcher from the config in dagster.yaml.
+
+        Raises:
+            InvalidOption: A config value is invalid.
+        """
         return cls(inst_data=inst_data, **config_value)
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Have a code server start a run's worker."""
+        """Make a code server start a run's worker."""
         self._instance.add_run_tags(context.dagster_run.run_id, {LAUNCHED_TAG: _launched(context.dagster_run)})
         super().launch_run(context)
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Run monitoring may ask."""
+        """Whether run monitoring can check workers: always true."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether a started run's worker lives: RUNNING unless it is known to be gone, then FAILED."""
+        """Return FAILED if a started run's worker is known to be gone, else RUNNING."""
         why = _why_missing(run)
         if not why:
             self._missing_since.pop(run.run_id, None)
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         missing_s = self._missing_s(run.run_id, time.monotonic())
         if missing_s < self.lost_after_s:
-            return CheckRunHealthResult(WorkerStatus.RUNNING, f"{why}, since {missing_s:.0f} s")
-        return CheckRunHealthResult(WorkerStatus.FAILED, f"The worker is gone: {why}, since {missing_s:.0f} s")
+            return CheckRunHealthResult(WorkerStatus.RUNNING, f"{why}, for {missing_s:.0f} s")
+        return CheckRunHealthResult(WorkerStatus.FAILED, f"The worker is gone: {why}, for {missing_s:.0f} s")
 
     def _missing_s(self, run_id: str, now_s: float) -> float:
         oldest_s = now_s - self.lost_after_s - _FORGOTTEN_AFTER_S
-        kept = {run: since for run, since in self._missing_since.items() if since > oldest_s}
-        self._missing_since = {run_id: now_s} | kept
+        recent = {run: since for run, since in self._missing_since.items() if since > oldest_s}
+        self._missing_since = {run_id: now_s} | recent
         return now_s - self._missing_since[run_id]
 
 
@@ -105,28 +120,31 @@ def _launched(run: dg.DagsterRun) -> str:
 
 
 def _why_missing(run: dg.DagsterRun) -> str:
-    """Why a run's worker seems to be gone; empty when it lives, and where nobody can tell."""
+    """Return why a run's worker seems to be gone; empty if it is alive, or if that is unknown."""
     launched = run.tags.get(LAUNCHED_TAG, "")
     if GRPC_INFO_TAG not in run.tags or not launched.startswith(f"{run.run_id[:8]}@"):
         return ""
     address = json.loads(run.tags[GRPC_INFO_TAG])
-    named, host = address.get("socket"), address.get("host")
-    if (named or host in _LOCAL) and launched != _launched(run):
+    socket_path, host = address.get("socket"), address.get("host")
+    if (socket_path or host in _LOCAL) and launched != _launched(run):
         return ""
     client = DagsterGrpcClient(
-        port=address.get("port"), socket=named, host=host, use_ssl=bool(address.get("use_ssl", False))
+        port=address.get("port"), socket=socket_path, host=host, use_ssl=bool(address.get("use_ssl", False))
     )
-    where = named or f"{host}:{address.get('port')}"
+    where = socket_path or f"{host}:{address.get('port')}"
     try:
-        answer = deserialize_value(client.get_current_runs(), GetCurrentRunsResult)
+        current = deserialize_value(client.get_current_runs(), GetCurrentRunsResult)
     except DagsterUserCodeUnreachableError as error:
         return f"its code server at {where} cannot be reached" if _is_away(error) else ""
-    return "" if run.run_id in answer.current_runs else f"the code server at {where} does not know it"
+    return "" if run.run_id in current.current_runs else f"the code server at {where} does not know it"
 
 
 def _is_away(error: DagsterUserCodeUnreachableError) -> bool:
-    """Whether there was no connection; otherwise somebody is there who does not answer in time, or cannot say."""
-    import grpc  # slow to load, and only Dagster's daemon asks
+    """Whether no connection was made.
+
+    Otherwise a server is there that does not answer in time, or cannot list its runs.
+    """
+    import grpc  # slow to import, and only Dagster's daemon needs it
 
     cause = error.__cause__
     return isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNAVAILABLE

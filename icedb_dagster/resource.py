@@ -220,7 +220,9 @@ def _provider(root: str, fields: Mapping[str, Any]) -> CredentialProvider:
     from botocore.exceptions import BotoCoreError
 
     if ("aws_access_key_id" in fields) != ("aws_secret_access_key" in fields):  # boto3 would search other sources
-        raise InvalidOption(f"{root}: aws_access_key_id and aws_secret_access_key of s3 must be set together. Set both or neither.")
+        raise InvalidOption(
+            f"{root}: s3 has an access key id or a secret access key, but not both. Set both or neither."
+        )
     try:
         return boto3.Session(**{name: fields[name] for name in _OF_SESSION if name in fields})
     except BotoCoreError as error:

@@ -1,4 +1,4 @@
-"""The fields of resources: a value that does not fit is an error of IceDB's tree, which never shows the value."""
+"""Validation of the fields of resources: an invalid value raises an IceDB error that does not show the value."""
 
 from typing import Any
 
@@ -12,13 +12,17 @@ _FIELDS_MAX = 5
 
 
 class CheckedFields:
-    """A base, before Dagster's own, of resources and IO managers.
+    """A base class of resources and IO managers, listed before Dagster's own.
 
-    Pydantic's text shows the value of a field that does not fit, which may be a secret in `storage_options`.
+    Pydantic's error text shows the value of an invalid field, which may be a secret in `storage_options`.
     """
 
     def __init__(self, **fields: Any) -> None:
-        """Raise InvalidArgument, which names the fields, for values of another type."""
+        """Set the fields.
+
+        Raises:
+            InvalidArgument: A value has the wrong type. The message names the fields.
+        """
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -26,5 +30,5 @@ class CheckedFields:
             texts = [f"{'.'.join(map(str, e['loc'])) or 'the fields'}: {e['msg']}" for e in wrong]
             more = f"; and {len(texts) - _FIELDS_MAX} more" if len(texts) > _FIELDS_MAX else ""
             raise InvalidArgument(f"{type(self).__name__}: {'; '.join(texts[:_FIELDS_MAX])}{more}.") from None
-        except TypeError as error:  # a dict in the place of a resource, whose keys are no names
-            raise InvalidArgument(f"{type(self).__name__}: a field has a value of another type ({error}).") from None
+        except TypeError as error:  # a dict instead of a resource, with keys that are not names
+            raise InvalidArgument(f"{type(self).__name__}: a field has a value of the wrong type ({error}).") from None

@@ -1,7 +1,7 @@
-"""The definition of an asset that is a table: what the catalog shows of it before anything has happened.
+"""Asset definitions of tables: what the catalog shows of a table before its first event.
 
-An asset that others fill may be observed: its data version is that of the newest snapshot, so Dagster knows what
-downstream is out of date.
+An asset that programs outside Dagster fill can be observed. Its data version is the id of the newest snapshot, so
+Dagster knows which downstream assets are out of date.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -30,21 +30,35 @@ def table_spec(
     metadata: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> dg.AssetSpec:
-    """A table as an asset. By itself: one that others fill, and that Dagster shows, maintains and reads.
+    """Return the spec of an asset that is a table.
 
-    With `dg.AssetOut.from_spec`: one that an asset returns; then `partition_by` and `sort_by` are those of the table
-    that the IO manager creates. `uri`: where it is, for those who look it up. `kinds`: beside `icedb` and `parquet`.
-    `owners`: e-mail addresses and `team:name`. `fields`: all else that `dg.AssetSpec` takes (`deps`, `group_name`,
-    `partitions_def`, ...).
+    By itself it describes a table that programs outside Dagster fill, and that Dagster shows, maintains and reads. With
+    `dg.AssetOut.from_spec` it describes a table that an asset returns. Then `partition_by` and `sort_by` are those of
+    the table that the IO manager creates.
+
+    Args:
+        key: The asset key, in any form that Dagster accepts.
+        uri: The table's address, shown in the catalog.
+        partition_by: Partition expressions, shown in the catalog.
+        sort_by: Sort columns, shown in the catalog.
+        description: The asset's description.
+        owners: E-mail addresses and `team:name`.
+        kinds: Kinds in addition to `icedb` and `parquet`.
+        tags: The asset's tags.
+        metadata: Metadata in addition to `uri`, `partition_by` and `sort_by`.
+        **fields: Further arguments of `dg.AssetSpec` (`deps`, `group_name`, `partitions_def`, ...).
+
+    Example:
+        spec = table_spec("events", uri="s3://lake/events", partition_by=["day"], owners=["team:data"])
     """
-    told = {"dagster/uri": uri, "partition_by": [*partition_by], "sort_by": [*sort_by]}
+    table = {"dagster/uri": uri, "partition_by": [*partition_by], "sort_by": [*sort_by]}
     return dg.AssetSpec(
         key=key,
         description=description,
         owners=owners,
         kinds={*KINDS, *kinds},
         tags=tags,
-        metadata={**{name: value for name, value in told.items() if value}, **(metadata or {})},
+        metadata={**{name: value for name, value in table.items() if value}, **(metadata or {})},
         **fields,
     )
 
@@ -52,10 +66,21 @@ def table_spec(
 def observable_table(
     key: dg.AssetKey | Sequence[str] | str, *, resource_key: str = "icedb", **spec: Any
 ) -> dg.AssetsDefinition:
-    """A table that others fill, as an asset that can be observed. `spec`: as for `table_spec`.
+    """Return an observable asset for a table that programs outside Dagster fill.
 
-    An observation has the snapshot's id as its data version, and the table's figures as metadata. It costs what opening
-    the table costs; no part is opened. Where there is no table, it fails with TableNotFound.
+    An observation has the snapshot's id as its data version, and the table's figures as metadata. It costs as much as
+    opening the table. No part is opened.
+
+    Args:
+        key: The asset key, in any form that Dagster accepts.
+        resource_key: The key of the `IceDBResource`.
+        **spec: Further arguments of `table_spec`.
+
+    Raises:
+        TableNotFound: By an observation, if the table does not exist.
+
+    Example:
+        events = observable_table("events", group_name="raw")
     """
     asset = table_spec(key, **spec)
 
@@ -66,7 +91,7 @@ def observable_table(
         yield dg.ObserveResult(asset_key=asset.key, data_version=version, metadata=table_metadata(snapshot))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)  # of Dagster, on each call: it has been there for years
+        warnings.simplefilter("ignore", dg.BetaWarning)  # Dagster warns on each call, for years now
         made = dg.multi_observable_source_asset(
             specs=[asset], name=f"{asset.key.to_python_identifier()}_observe", required_resource_keys={resource_key}
         )
@@ -75,12 +100,21 @@ def observable_table(
 
 
 def build_observation(key: dg.AssetKey | Sequence[str] | str, cron: str, *, running: bool = False) -> dg.Definitions:
-    """A job `<table>_observe_job` that observes an observable asset, and its schedule, stopped unless `running`."""
+    """Return the job `<table>_observe_job`, which observes an observable asset, and its schedule.
+
+    Args:
+        key: The asset key, in any form that Dagster accepts.
+        cron: The cron expression of the schedule.
+        running: Whether the schedule is started from the beginning.
+
+    Example:
+        defs = build_observation("events", "*/10 * * * *")
+    """
     asset = dg.AssetKey.from_coercible(key)
     job = dg.define_asset_job(
         f"{asset.to_python_identifier()}_observe_job",
         selection=dg.AssetSelection.assets(asset),
-        description="Observes the table: its data version, and figures.",
+        description="Observes the table: its data version and its figures.",
         executor_def=dg.in_process_executor,
     )
     status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED

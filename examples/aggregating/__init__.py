@@ -1,1 +1,1 @@
-"""Merges that make one row of many: ready-made, and by a query of your own."""
+"""Merges that aggregate rows: built-in, and with your own query."""

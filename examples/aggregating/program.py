@@ -1,28 +1,28 @@
-"""Counters that merges add up. Rows arrive one for each request; after merges there is one for each minute and page."""
+"""Counters that merges aggregate: each request inserts a row, and merges leave one row for each minute and page."""
 
 from __future__ import annotations
 
 import icedb
 
-__all__ = ["create_ready_made", "create_with_query", "slowest_pages"]
+__all__ = ["create_built_in", "create_with_query", "slowest_pages"]
 
 
-def create_ready_made(uri: str) -> icedb.Table:
-    """Sums, counts, least and greatest values are ready-made: `day`, `minute`, `page`, `ms`, `slowest`."""
+def create_built_in(uri: str) -> icedb.Table:
+    """Create a table with built-in aggregates (sum, count, min, max): `day`, `minute`, `page`, `ms`, `slowest`."""
     return icedb.Table.create(
         uri,
         partition_by=["day"],
         sort_by=["page", "minute"],
-        # `views` is a column that nobody inserts: each row counts as 1.
+        # `views` is not inserted: each row counts as 1.
         merging=icedb.Aggregating(by=("day", "minute", "page"), sum=("ms",), max=("slowest",), count="views"),
     )
 
 
 def create_with_query(uri: str) -> icedb.Table:
-    """Whatever else one SELECT can say, a merge can do: here, the slowest request stays with its address.
+    """Create a table whose merges run a query. Here it keeps the address of the slowest request.
 
-    `source_files` are the rows of the parts that are merged. A merge sees some parts of one partition, so the query
-    must give the same when it is asked again of its own answers: sums of sums, the greatest of the greatest.
+    `source_files` are the rows of the merged parts. A merge sees some parts of one partition, so the query must give
+    the same result over its own results: sums of sums, the greatest of the greatest.
     """
     return icedb.Table.create(
         uri,
@@ -37,7 +37,7 @@ def create_with_query(uri: str) -> icedb.Table:
 
 
 def slowest_pages(table: icedb.Table, rows: str = "t") -> icedb.QueryResult:
-    """Of each page, views, mean and greatest milliseconds. Right at any time, for it adds up what is not merged yet."""
+    """Return views, mean and greatest milliseconds of each page. It adds up unmerged rows, so it is always right."""
     return table.query(f"""
         SELECT page, sum(views)::BIGINT AS views, sum(ms) / sum(views) AS mean_ms, max(slowest) AS slowest_ms
         FROM {rows} GROUP BY page ORDER BY slowest_ms DESC, page

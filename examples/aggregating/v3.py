@@ -14,7 +14,7 @@ from examples.shared.numbers import agree
 
 
 def story(stage: Stage) -> None:
-    """Insert and merge as v3 does, and read the table with today's API."""
+    """Insert and merge with the v3 API, and read with `icedb.Table`."""
     with local_s3() as s3:
         ice = open_v3("shop/requests", s3.bucket, s3.region, s3.endpoint, s3.access_key, s3.secret_key)
         for batch in BATCHES:
@@ -24,10 +24,12 @@ def story(stage: Stage) -> None:
         while ice.merge()[2] is not None:  # a call merges one partition
             pass
         kept = table.snapshot().rows
-        stage.show("Requests by page, of a table that a v3 program made", slowest_pages(table))
+        stage.show("Requests by page, from a table that a v3 program created", slowest_pages(table))
         stage.say(f"{stored:,} rows before the merge, {kept} afterwards")
         agree("rows after the merge", kept, len({(row["minute"], row["page"]) for row in ROWS}), source="the requests")
-        agree("requests by page after the merge", slowest_pages(table).fetchall(), before, source="those before it")
+        agree(
+            "requests by page after the merge", slowest_pages(table).fetchall(), before, source="the results before it"
+        )
 
 
 if __name__ == "__main__":

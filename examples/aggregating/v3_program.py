@@ -1,4 +1,4 @@
-"""The custom merge query as a program of IceDB v3 has it."""
+"""The custom merge query as an IceDB v3 program."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["open_v3"]
 
 
 def by_day(row: Mapping[str, Any]) -> str:
-    """The path of a row's partition."""
+    """Return the path of a row's partition."""
     return f"day={row['day']}"
 
 
 def open_v3(prefix: str, bucket: str, region: str, endpoint: str, access_key: str, secret_key: str) -> IceDBv3:
-    """A v3 instance whose merges add up. The query is the program's: every program that merges must have the same."""
+    """Open a v3 instance whose merges aggregate. Every program that merges the table must have the same query."""
     return IceDBv3(
         by_day,
         ["page", "minute"],
@@ -28,12 +28,12 @@ def open_v3(prefix: str, bucket: str, region: str, endpoint: str, access_key: st
         S3Client(prefix, bucket, region, endpoint, access_key, secret_key),
         "web-1",
         s3_use_path=True,
-        # `read_parquet(?, ...)` are the files that are merged; source_files is another name of them.
+        # `read_parquet(?, ...)` reads the merged files; `source_files` is an alias.
         custom_merge_query="""
             SELECT minute, page, sum(ms)::BIGINT AS ms, max(slowest) AS slowest, sum(views)::BIGINT AS views,
                    any_value(day) AS day
             FROM read_parquet(?, hive_partitioning = 1) GROUP BY minute, page
         """,
-        # A v3 row has no column for what is not counted yet, so the insert makes one.
+        # The inserted rows have no counter column, so the insert query adds one.
         custom_insert_query="SELECT *, 1::BIGINT AS views FROM _rows",
     )

@@ -1,8 +1,8 @@
-"""`make demo`: a year of flights in, an answer out.
+"""`make demo`: ingest a year of flights, and query the result.
 
-Starts a Postgres, runs the Spark ingestion and the delay statistics as Dagster assets on it, then the maintenance
-as Dagster jobs, and checks every number against counts made from the raw file by other means. The last line is
-`demo: ok`; when any number does not add up it is missing, and the exit status is 1.
+Starts a Postgres, runs the Spark ingestion and the delay statistics as Dagster assets, then the maintenance as Dagster
+jobs. Every number is checked against counts made from the raw file by other means. The last line is `demo: ok`. If any
+number differs, this line is missing, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from examples.flights import checks
 from examples.flights.definitions import FLIGHTS, PROJECT, STATISTICS, defs, lake
 from examples.flights.expected import count_raw
 from examples.shared.numbers import NumbersDisagree
-from examples.shared.report import Report
+from examples.shared.report import ExampleReport
 from examples.shared.running import maintain, materialize, on_postgres, show_progress
 from spark_jobs.ingest_flights import packaged_file, raw_flights
 
 # January and February of 2013 are older than 306 days on the first of January 2014.
 TTL = {"keep_days": 306, "reference_date": "2014-01-01"}
 FIRST_MONTH_KEPT = 3
-# Nothing else uses the demo's table, so cleanup need not wait for readers.
+# No other program uses the demo's table, so cleanup need not wait for readers.
 CLEANUP = {"grace_ms": 0, "allow_short_grace": True}
 
 
 def main() -> int:
-    """Run the demo; its exit status."""
-    report = Report()
+    """Run the demo, and return its exit status."""
+    report = ExampleReport()
     show_progress("spark_jobs", report)
     try:
         with on_postgres(PROJECT, report) as instance:
@@ -44,8 +44,8 @@ def main() -> int:
     return 0
 
 
-def run(instance: dg.DagsterInstance, report: Report) -> None:
-    """All steps, each checked against the raw file."""
+def run(instance: dg.DagsterInstance, report: ExampleReport) -> None:
+    """Run all steps, each checked against the raw file."""
     with report.step("count the raw file"), raw_flights() as path:
         expected = count_raw(path)
 
@@ -83,7 +83,7 @@ def run(instance: dg.DagsterInstance, report: Report) -> None:
 
 
 def busiest(table: icedb.Table) -> list[tuple[str, str, int, float]]:
-    """The ten carriers with most flights: code, name, flights, mean departure delay (minutes)."""
+    """Return the ten carriers with most flights: code, name, flights, mean departure delay (minutes)."""
     with packaged_file("airlines.csv").open(newline="") as file:
         names = {row["carrier"]: row["name"] for row in csv.DictReader(file)}
     ranks = table.query(
@@ -93,7 +93,7 @@ def busiest(table: icedb.Table) -> list[tuple[str, str, int, float]]:
 
 
 def _ranks(carriers: Sequence[tuple[str, str, int, float]]) -> Grid:
-    """The answer, as the README shows it."""
+    """Return the result as the README shows it."""
     grid = Grid(title="The ten busiest carriers, March to December 2013", title_justify="left")
     grid.add_column("carrier", no_wrap=True)
     for heading in ("flights", "mean departure delay"):

@@ -1,4 +1,4 @@
-"""The platform of the demo, as Dagster sees it: two assets, and the maintenance of the flights' table."""
+"""The Dagster definitions of the demo: two assets, and the maintenance of the flights' table."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import os
@@ -27,9 +27,9 @@ __all__ = [
 
 FLIGHTS = dg.AssetKey("flights")
 STATISTICS = dg.AssetKey("delays_by_carrier_and_month")
-#: The folder that holds `.icedb-dagster`, the local stack and its data.
+#: The folder with `.icedb-dagster`, the local stack and its data.
 PROJECT = Path(os.environ.get("ICEDB_DEMO_PROJECT") or Path(__file__).parents[2])
-#: Where the tables are; a bucket works as well (`ICEDB_LAKE=s3://lake/demo`).
+#: The root of the tables, a folder or a bucket (`ICEDB_LAKE=s3://lake/demo`).
 LAKE = os.environ.get("ICEDB_LAKE") or str(PROJECT / ".icedb-dagster" / "lake")
 
 SPARK_CONFIG = {
@@ -44,7 +44,7 @@ SPARK_CONFIG = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# Spark looks for Java when a session starts; this finds the machine's, or the one from PyPI.
+# Spark needs Java when a session starts. This finds the machine's Java, or the one from PyPI.
 prepare_environment()
 
 
@@ -74,7 +74,7 @@ def flights(
     metadata={"sort_by": ["carrier", "month"]},
 )
 def delays_by_carrier_and_month(icedb: IceDBResource) -> pa.Table:
-    """How late each carrier left and arrived, month by month (minutes), over one snapshot of the flights."""
+    """Departure and arrival delays (minutes) of each carrier and month, over one snapshot of the flights."""
     return (
         icedb.table(FLIGHTS)
         .query(

@@ -1,6 +1,6 @@
-"""What the demo must find, counted from the raw file with Python's `csv` module and nothing else.
+"""The expected numbers of the demo, counted from the raw file with Python's `csv` module alone.
 
-Spark, DuckDB and IceDB have no part in it: when their numbers agree with these, they did not agree by accident.
+Spark, DuckDB and IceDB are not used, so agreement with their numbers is no accident.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Expected", "count_raw"]
+__all__ = ["FlightCounts", "count_raw"]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class FlightCounts:
     """Counts of the raw file. Months are numbers, days are (month, day)."""
 
     rows: int
@@ -24,15 +24,15 @@ class Expected:
     by_carrier_and_month: Counter[tuple[str, int]]
 
     def rows_from(self, month: int) -> int:
-        """Rows of this month and later ones."""
+        """Return the rows from this month on."""
         return sum(n for m, n in self.by_month.items() if m >= month)
 
     def days_from(self, month: int) -> int:
-        """Days with flights in this month and later ones."""
+        """Return the days with flights from this month on."""
         return sum(1 for m, _ in self.by_day if m >= month)
 
     def busiest_from(self, month: int, count: int) -> list[tuple[str, int]]:
-        """The carriers with most flights from this month on, most first; carriers of equal rank by name."""
+        """Return the carriers with most flights from this month on; equal ranks are sorted by name."""
         flights: Counter[str] = Counter()
         for (carrier, of_month), n in self.by_carrier_and_month.items():
             if of_month >= month:
@@ -40,8 +40,8 @@ class Expected:
         return sorted(flights.items(), key=lambda item: (-item[1], item[0]))[:count]
 
 
-def count_raw(path: Path) -> Expected:
-    """Count the raw CSV; `NA` means null."""
+def count_raw(path: Path) -> FlightCounts:
+    """Count the raw CSV, in which `NA` is null."""
     rows = missing = 0
     months: Counter[int] = Counter()
     days: Counter[tuple[int, int]] = Counter()
@@ -54,4 +54,4 @@ def count_raw(path: Path) -> Expected:
             months[month] += 1
             days[month, day] += 1
             carriers[row["carrier"], month] += 1
-    return Expected(rows, missing, months, days, carriers)
+    return FlightCounts(rows, missing, months, days, carriers)

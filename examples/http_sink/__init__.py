@@ -1,1 +1,1 @@
-"""Events from a program to `icedb ingest`, which may be away for a while."""
+"""Send events from a program to `icedb ingest`, which may be down for a while."""

@@ -1,4 +1,4 @@
-"""`python -m examples.http_sink`: four programs send while the service is killed with -9; each event is there once."""
+"""`python -m examples.http_sink`: four programs send while the service is killed with -9; each event is stored once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import icedb
-from examples.http_sink.sink import HTTPSink, Refused
+from examples.http_sink.sink import EventsRejected, HTTPSink
 from examples.shared.alone import Stage, run_alone
 from examples.shared.numbers import NumbersDisagree, agree
-from examples.shared.service import Service, free_port
+from examples.shared.service import IngestService, free_port
 
 KEY = "sensors-key-0123456789"
 PROGRAMS, BATCHES, EVENTS = 4, 15, 40
@@ -22,7 +22,7 @@ START = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def batch(program: int, number: int) -> list[dict[str, object]]:
-    """What one program has measured."""
+    """Return the measurements of one program."""
     return [
         {
             "id": f"{program}-{number}-{n}",
@@ -35,16 +35,16 @@ def batch(program: int, number: int) -> list[dict[str, object]]:
 
 
 def config(port: int, uri: str) -> str:
-    """The configuration beside this file, for another port and another place."""
+    """Return the configuration file with another port and table address."""
     text = (Path(__file__).parent / "ingest.toml").read_text()
     return text.replace("127.0.0.1:8080", f"127.0.0.1:{port}").replace("lake/events", uri)
 
 
 def story(stage: Stage) -> None:
-    """Send, kill the service meanwhile, start it again, ask."""
+    """Send events, kill and restart the service meanwhile, and query."""
     uri, port = stage.uri("events"), free_port()
     os.environ["SENSORS_KEY"] = KEY
-    with Service(config(port, uri)) as service:
+    with IngestService(config(port, uri)) as service:
         half_is_sent = threading.Event()
         with ThreadPoolExecutor(PROGRAMS) as programs:
             running = [programs.submit(run, service.endpoint, program, half_is_sent) for program in range(PROGRAMS)]
@@ -52,18 +52,18 @@ def story(stage: Stage) -> None:
             service.kill()
             service.start()
             answers = [answer for program in running for answer in program.result()]
-        agree("events that were answered for", sum(n for n, _ in answers), PROGRAMS * BATCHES * EVENTS,
+        agree("acknowledged events", sum(n for n, _ in answers), PROGRAMS * BATCHES * EVENTS,
               source="the batches")  # fmt: skip
         if not (retries := sum(n for _, n in answers)):
-            raise NumbersDisagree("nothing was sent again, though the service was killed")
-        stage.say(f"The service was killed with -9 and started again; {retries} requests were sent once more.")
+            raise NumbersDisagree("no request was retried, although the service was killed")
+        stage.say(f"The service was killed with -9 and restarted; {retries} requests were retried.")
 
         try:
             HTTPSink(service.endpoint, "events", KEY).send([{"id": "bad", "celsius": "warm"}])
-        except Refused as refused:
-            stage.say(f"An event that is wrong is refused at once: {refused}")
+        except EventsRejected as error:
+            stage.say(f"An invalid event is rejected at once: {error}")
         else:
-            raise NumbersDisagree("a temperature that is no number was taken")
+            raise NumbersDisagree("a temperature that is not a number was accepted")
 
     table = icedb.Table.open(uri)
     [(rows, ids)] = table.query("SELECT count(*), count(DISTINCT id) FROM t").fetchall()
@@ -73,13 +73,13 @@ def story(stage: Stage) -> None:
         SELECT device, count(*) AS events, avg(celsius) AS mean, max(celsius) AS greatest
         FROM t GROUP BY device ORDER BY device
     """)
-    stage.show("What the devices measured", answer)
+    stage.show("Measurements by device", answer)
     agree("greatest by device", [row[3] for row in answer.fetchall()], [greatest(p) for p in range(PROGRAMS)],
           source="the batches")  # fmt: skip
 
 
 def run(endpoint: str, program: int, half_is_sent: threading.Event) -> Sequence[tuple[int, int]]:
-    """One program: send all batches. Of each, the events answered for, and how often it was sent again."""
+    """Send all batches of one program. Return, for each, the acknowledged events and the retries."""
     sink, answers = HTTPSink(endpoint, "events", KEY), []
     for number in range(BATCHES):
         if number == BATCHES // 2:
@@ -91,7 +91,7 @@ def run(endpoint: str, program: int, half_is_sent: threading.Event) -> Sequence[
 
 
 def greatest(program: int) -> float:
-    """The greatest temperature that a program sent."""
+    """Return the greatest temperature that a program sent."""
     return max(float(str(event["celsius"])) for number in range(BATCHES) for event in batch(program, number))
 
 

@@ -1,1 +1,1 @@
-"""A question that is asked often, answered by a view that every insert keeps up to date."""
+"""A frequent query, answered by a view that every insert updates."""

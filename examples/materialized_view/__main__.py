@@ -1,4 +1,4 @@
-"""`python -m examples.materialized_view`: a view fed by inserts, merged small, made anew after a deletion."""
+"""`python -m examples.materialized_view`: a view that inserts feed, that is merged, and refreshed after a deletion."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ BATCHES = [ROWS[n : n + 360] for n in range(0, len(ROWS), 360)]
 
 
 def story(stage: Stage) -> None:
-    """Sales, a view of them, more sales, and a deletion."""
+    """Insert sales, create a view, insert more sales, and delete some."""
     sales = create(stage.uri("sales"))
     for number, batch in enumerate(BATCHES[:2]):
         sales.insert(batch, txn=("till", number))
     view = create_view(sales)
     for number, batch in enumerate(BATCHES[2:], 2):
         sales.insert(batch, txn=("till", number))
-        sales.insert(batch, txn=("till", number))  # the till has seen no answer: neither table has it twice
+        sales.insert(
+            batch, txn=("till", number)
+        )  # the till got no response and retries: neither table has the rows twice
 
     stage.show(f"Products of {DAY}, from the view", best_products(view, DAY))
     _check(best_products(view, DAY).fetchall(), PRODUCTS)
@@ -49,18 +51,18 @@ def story(stage: Stage) -> None:
 
     take_back(sales, "tea")
     _check(best_products(view, DAY).fetchall(), [product for product in PRODUCTS if product != "tea"])
-    stage.say("After the sales of tea were deleted, the view was made anew, in one commit.")
+    stage.say("After the sales of tea were deleted, the view was refreshed in one commit.")
 
 
-def _check(found: list[tuple[object, ...]], products: tuple[str, ...] | list[str]) -> None:
+def _check(actual: list[tuple[object, ...]], products: tuple[str, ...] | list[str]) -> None:
     sold: Counter[str] = Counter()
     cents: Counter[str] = Counter()
     for row in ROWS:
         if f"{row['ts']:%Y-%m-%d}" == DAY and row["product"] in products:
             sold[row["product"]] += 1
             cents[row["product"]] += row["cents"]
-    agree("sales by product", {row[0]: row[1] for row in found}, dict(sold), source="the batches")
-    agree("revenue by product", {row[0]: row[2] for row in found}, {p: n / 100 for p, n in cents.items()},
+    agree("sales by product", {row[0]: row[1] for row in actual}, dict(sold), source="the batches")
+    agree("revenue by product", {row[0]: row[2] for row in actual}, {p: n / 100 for p, n in cents.items()},
           source="the batches")  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Notebooks to read as they are, or to run: tables looked at, and drawn."""
+"""Notebooks with queries and plots, to read or to run."""

@@ -1,4 +1,4 @@
-"""Runs a notebook from its first cell to its last, in a kernel and a folder of its own."""
+"""Run a notebook from its first to its last cell, in its own kernel and folder."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ __all__ = ["FOLDER", "NOTEBOOKS", "NotebookFailed", "execute", "pictures", "text
 FOLDER = Path(__file__).parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 CELL_SECONDS_MAX = 120
-#: A cell with this in its metadata draws a picture of docs/images; its value is the name of the file.
+#: The metadata key of cells that draw a picture in docs/images. Its value is the file name.
 PICTURE = "picture"
 
 
 class NotebookFailed(Exception):
-    """A cell raised an error. The message says which, and what it raised."""
+    """A cell raised an error. The message names the cell and the error."""
 
 
 def execute(path: Path, folder: Path) -> Any:
-    """Run a notebook in a folder, where its tables are; returns it with the outputs. Raises NotebookFailed.
+    """Run a notebook in the folder with its tables, and return it with outputs. Raises NotebookFailed.
 
-    What differs from run to run without meaning is left out: times, versions, names of kernels.
+    Values that vary between runs without meaning are removed: times, versions, names of kernels.
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ICEDB_"))}
-    # Over sockets of the file system, whose names are short: a kernel runs whatever it is sent, and listens nowhere.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ICEDB_"))}
+    # Unix sockets with short names, because a kernel executes everything that it receives: it must not listen on
+    # a port.
     with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
         over_files = {"transport": "ipc", "connection_file": str(Path(sockets) / "kernel.json")}
         client = NotebookClient(
@@ -44,7 +45,7 @@ def execute(path: Path, folder: Path) -> Any:
             config=Config({"KernelManager": over_files}),
         )
         try:
-            client.execute(env=kept | {"IPYTHONDIR": sockets})
+            client.execute(env=environment | {"IPYTHONDIR": sockets})
         except CellExecutionError as error:
             raise NotebookFailed(f"{path.name}: {error}") from None
     notebook.metadata = {
@@ -57,16 +58,16 @@ def execute(path: Path, folder: Path) -> Any:
 
 
 def text_of(notebook: Any) -> str:
-    """A notebook as its file has it."""
+    """Return the text of a notebook file."""
     written: str = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
     return written.rstrip("\n") + "\n"
 
 
 def pictures(notebook: Any) -> dict[str, bytes]:
-    """Name of the file -> PNG, of the pictures that pages show."""
-    found = {}
+    """Return file name -> PNG for the pictures in the documentation."""
+    images = {}
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if PICTURE in cell.metadata and "image/png" in output.get("data", {}):
-                found[str(cell.metadata[PICTURE])] = base64.b64decode(output["data"]["image/png"])
-    return found
+                images[str(cell.metadata[PICTURE])] = base64.b64decode(output["data"]["image/png"])
+    return images

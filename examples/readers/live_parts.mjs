@@ -1,10 +1,10 @@
 #!/usr/bin/env node
-// Lists the live parts of a table, with Node.js 20 or later and nothing else.
+// Lists the live parts of a table. Needs only Node.js 20 or later.
 //
 //   node live_parts.mjs <folder | s3://bucket/prefix> [--as-of MS] [--where-partition NAME=VALUE]... [--json]
 //
-// This file is also a way to learn the format: it holds every rule that a reader obeys, each with the section of
-// docs/format.md that tells it. S3 is reached as the environment says: AWS_ENDPOINT_URL, AWS_REGION,
+// This file also documents the format: it implements every rule for readers, each with its section in docs/format.md.
+// The environment configures S3: AWS_ENDPOINT_URL, AWS_REGION,
 // AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; without a key, requests are anonymous.
 
 import { createHash, createHmac } from "node:crypto";
@@ -13,25 +13,25 @@ import { join } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
 import { parseArgs } from "node:util";
 
-const READ_ATTEMPTS_MAX = 20; // "How to read": start again as often as it takes, within reason
+const READ_ATTEMPTS_MAX = 20; // "How to read": the limit of restarts
 const GETS_AT_ONCE = 16;
 const COMMIT_TIMEOUT_MS = 5 * 60_000; // "Times"
 const NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"; // "Partitions"
 
-const OUR_WRITER = /-\d+-[0-9a-f]{12}\.e\d+\.jsonl$/; // "How to read", 3: such a name says what the header does
+const OUR_WRITER = /-\d+-[0-9a-f]{12}\.e\d+\.jsonl$/; // "How to read", 3: this name says what the header says
 
 class TableError extends Error {}
 
 // ---------------------------------------------------------------------------------------------- the table
 
-/** The live parts of a table, in the order of their keys. `asOf`: unix milliseconds; without it, now. */
+/** Return the live parts of a table, sorted by key. `asOf`: unix milliseconds; default: now. */
 export async function liveParts(uri, { asOf } = {}) {
   const store = await openStore(uri);
   const spec = await readSpec(store);
   const logStore = spec?.log_uri ? await openLogStore(store, spec.log_uri) : store;
   const { parts, horizon } = await readLog(store, logStore, spec !== null);
   if (asOf !== undefined && asOf < horizon && !(await isPinned(logStore, asOf))) {
-    // "Time travel": never answer with a part of the truth.
+    // "Time travel": never return an incomplete state.
     throw new TableError(`${store.uri}: a snapshot at ${asOf} has expired; ask for ${horizon} or later.`);
   }
   const isLive = ({ t, tmb }) =>
@@ -44,7 +44,7 @@ export async function liveParts(uri, { asOf } = {}) {
   });
 }
 
-/** "The spec": a reader needs little of it. A table of IceDB v3 has none: null. */
+/** "The spec": a reader needs little of it. Null for a table of IceDB v3, which has none. */
 async function readSpec(store) {
   const key = `${store.prefix}_table.json`;
   const body = await store.get(key);
@@ -55,7 +55,7 @@ async function readSpec(store) {
   return spec;
 }
 
-/** "Two stores": log and claims may be elsewhere. Without the probe, a log that is not found would look empty. */
+/** "Two stores": log and claims may be elsewhere. Without the probe, a missing log would look empty. */
 async function openLogStore(store, uri) {
   const logStore = await openStore(uri);
   const key = `${logStore.prefix}_claims/probe.json`;
@@ -67,12 +67,12 @@ async function openLogStore(store, uri) {
   return logStore;
 }
 
-/** "How to read": what all log files of one listing say together. */
+/** "How to read": return the state from all log files of one listing. */
 async function readLog(store, logStore, hasSpec) {
   for (let attempt = 1; ; attempt += 1) {
     const log = await tryToReadLog(store, logStore, hasSpec);
     if (log !== null) return log;
-    // An exclusive commit or a cleanup landed while we listed.
+    // An exclusive commit or a cleanup landed during the listing.
     if (attempt === READ_ATTEMPTS_MAX) {
       throw new TableError(`${store.uri}: ${attempt} listings in a row were torn: a log file that counts is gone.`);
     }
@@ -80,7 +80,7 @@ async function readLog(store, logStore, hasSpec) {
   }
 }
 
-/** The log of one listing, or null if the listing was torn. */
+/** Return the log of one listing, or null for an inconsistent listing. */
 async function tryToReadLog(store, logStore, hasSpec) {
   const prefix = `${logStore.prefix}_log/`;
   // 1. List all of it, with the slash.
@@ -106,7 +106,7 @@ async function tryToReadLog(store, logStore, hasSpec) {
       break;
     }
   }
-  // 3. The files of the other epochs in force: they say what need not be read.
+  // 3. The files of the other epochs in force, which list the files that need not be read.
   const live = new Set(head?.liveEpochs);
   await read(listed.filter((key) => live.has(announced.get(key))));
   const replaced = new Set();
@@ -115,10 +115,10 @@ async function tryToReadLog(store, logStore, hasSpec) {
     if (file !== null && live.has(file.epoch)) file.tombstones.forEach((key) => replaced.add(key));
   }
   const isOver = (key) => announced.get(key) < head?.epoch && !live.has(announced.get(key)) && OUR_WRITER.test(key);
-  // 4. All that is not ignored.
+  // 4. All files that are not ignored.
   const wanted = listed.filter((key) => !replaced.has(key) && !isOver(key));
   await read(wanted);
-  // 6. A log file that counts is gone.
+  // 6. A required log file is missing.
   if (wanted.some((key) => files.get(key) === null)) return null;
   checkEpochs(files, store);
   // 5. An epoch in force was not listed.
@@ -126,7 +126,7 @@ async function tryToReadLog(store, logStore, hasSpec) {
   if ([...live].some((epoch) => !epochs.has(epoch))) return null;
   // "What is live", 2: an epoch that the head does not list is ignored.
   const counts = wanted.map((key) => files.get(key)).filter(({ epoch }) => epoch === undefined || live.has(epoch));
-  // 7. The horizon is the greatest of all that was read, ignored or not.
+  // 7. The horizon is the greatest of all files that were read, ignored or not.
   const horizon = [...files.values()].reduce((most, file) => Math.max(most, file?.horizon ?? 0), 0);
   return { parts: replay(counts), horizon };
 }
@@ -144,7 +144,7 @@ function checkEpochs(files, store) {
   }
 }
 
-/** "What is live", 4: a tombstone always wins, and of several times the smallest counts. */
+/** "What is live", 4: a tombstone always wins. The smallest of several times counts. */
 function replay(files) {
   const parts = new Map();
   const smallest = (a, b) => (a === undefined || b < a ? b : a);
@@ -158,7 +158,7 @@ function replay(files) {
   return parts;
 }
 
-/** "Log files": lines of JSON; the header says where sections are. What cannot be read is refused, never skipped. */
+/** "Log files": lines of JSON; the header locates the sections. Unreadable lines are rejected, never skipped. */
 function parseLogFile(text, key, store, logPrefix) {
   const damaged = (why) => new TableError(`the log file '${key}' cannot be read: ${why}.`);
   const lines = text.split("\n");
@@ -176,7 +176,7 @@ function parseLogFile(text, key, store, logPrefix) {
   const objects = (from, to, prefix) =>
     lines.slice(from, to).map((line) => {
       const object = parse(line, key);
-      // A log file must not be able to name what is a neighbour's.
+      // A log file must not name objects of another table.
       if (isBelow(prefix, object?.p) && Number.isInteger(object.t)) return object;
       throw damaged(`a line of it does not name an object below '${prefix}', with its time`);
     });
@@ -204,7 +204,7 @@ function announcedEpoch(key, prefix) {
   return epoch === null ? undefined : Number(epoch[1]);
 }
 
-/** "Pins": a pinned time stays readable. One that the store got too late counts as expired. */
+/** "Pins": a pinned time stays readable. A pin that was stored too late counts as expired. */
 async function isPinned(store, asOf) {
   const listed = await store.list(`${store.prefix}_claims/pin-`);
   const inForce = await pooled(listed, async ({ key, storedMs }) => {
@@ -233,7 +233,7 @@ function parse(text, key) {
   }
 }
 
-/** The answers to `ask` for all items, some at a time. */
+/** Return the results of `ask` for all items, with limited concurrency. */
 async function pooled(items, ask) {
   const answers = new Array(items.length);
   let next = 0;
@@ -249,13 +249,13 @@ async function pooled(items, ask) {
 
 // ---------------------------------------------------------------------------------------------- stores
 
-// A store lists keys below a prefix, with the times at which it got them, and gets an object's text, or null when it
-// is gone. "Objects": in a bucket keys start with the table's prefix; a folder is a store of its own, without one.
+// A store lists keys below a prefix, with the times at which they were stored, and returns an object's text, or null if
+// it is missing. "Objects": in a bucket, keys start with the table's prefix. A folder is a separate store without one.
 async function openStore(uri) {
   const s3 = /^s3a?:\/\/([^/@:]+)(?:\/(.*?))?\/*$/.exec(uri);
   if (s3 !== null) return new Bucket(s3[1], s3[2] ?? "");
   const isFile = uri.startsWith("file://");
-  // Not quoted: what somebody writes into an address may be a secret.
+  // Not quoted, because an address may contain a secret.
   if (uri.includes("://") && !isFile) throw new TableError("a table can be at s3://bucket/prefix or in a folder.");
   const folder = isFile ? fileURLToPath(uri) : uri;
   const real = await realpath(folder).catch(() => null);
@@ -277,7 +277,7 @@ class Folder {
   async list(prefix) {
     const folder = prefix.slice(0, prefix.lastIndexOf("/") + 1);
     const names = await readdir(this.path(folder)).catch(unlessGone([]));
-    // A name that ends in `#` and digits is a put that never finished.
+    // A name that ends in `#` and digits is an unfinished put.
     const keys = names.map((name) => folder + name).filter((key) => key.startsWith(prefix) && !/#\d+$/.test(key));
     return pooled(keys, async (key) => ({ key, storedMs: (await stat(this.path(key)).catch(unlessGone({}))).mtimeMs }));
   }
@@ -335,7 +335,7 @@ class Bucket {
     throw error;
   }
 
-  /** A refusal, told by its status and code alone. */
+  /** Return the error of a rejected request, with its status and code only. */
   async #refused(key, answer) {
     const code = element(await answer.text(), "Code") ?? "no code";
     const what = `the store answered ${answer.status} (${code})`;
@@ -343,7 +343,7 @@ class Bucket {
     return Object.assign(error, { code });
   }
 
-  /** A GET, tried again when the store is not there or too busy. */
+  /** Send a GET, and retry if the store is unreachable or busy. */
   async #ask(key, query) {
     for (let attempt = 1; ; attempt += 1) {
       const { url, headers } = this.#signed(key, query);
@@ -387,7 +387,7 @@ const hmac = (key, text) => createHmac("sha256", key).update(text);
 const percent = (c) => `%${c.charCodeAt(0).toString(16).toUpperCase()}`;
 const escaped = (text) => encodeURIComponent(text).replace(/[!'()*]/g, percent);
 
-/** The text of an XML element, or undefined. */
+/** Return the text of an XML element, or undefined. */
 function element(xml, name) {
   const named = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'" };
   const character = (_, code) => named[code] ?? String.fromCodePoint(Number(code.replace("#", "").replace("x", "0x")));
@@ -413,7 +413,7 @@ const OPTIONS = {
   json: { type: "boolean" },
 };
 
-/** The parts whose partition has this value. One whose path does not say may hold such rows: it stays. */
+/** Return the parts whose partition has this value, and parts whose paths do not contain the column. */
 function inPartition(parts, condition) {
   const [, name, text] = /^([^=]+)=(.*)$/s.exec(condition) ?? [];
   const isNamed = ({ values }) => Object.hasOwn(values, name);
@@ -424,7 +424,7 @@ function inPartition(parts, condition) {
   return parts.filter((part) => !isNamed(part) || part.values[name] === value);
 }
 
-/** What was typed. */
+/** Parse the command line. */
 function typed() {
   try {
     const { values, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });

@@ -1,1 +1,1 @@
-"""The newest row of each key, without an update in place."""
+"""The newest row of each key, without updates in place."""

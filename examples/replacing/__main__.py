@@ -1,4 +1,4 @@
-"""`python -m examples.replacing`: accounts change, late and twice, and are merged; each has its newest state."""
+"""`python -m examples.replacing`: account changes arrive late and twice; each account keeps its newest state."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from examples.shared.numbers import agree
 
 PLANS = ("free", "pro", "team")
 ACCOUNTS = range(500)
-#: Version -> the accounts that it changes, to which plan and seats.
+#: Version -> changed accounts, each with plan and seats.
 CHANGES = {
     version: [(n, PLANS[n * version % 7 % 3], version + n % 5) for n in ACCOUNTS if n % version == 0]
     for version in range(1, 8)
 }
 CLOSED = [n for n in ACCOUNTS if n % 9 == 0]
-#: The version in which those are closed.
+#: The version in which they are closed.
 LAST = max(CHANGES) + 1
 
 
 def story(stage: Stage) -> None:
     """Change accounts, close some, merge."""
     accounts = create(stage.uri("accounts"))
-    for message, version in enumerate((1, 2, 4, 3, 5, 6, 7)):  # 3 comes late
+    for message, version in enumerate((1, 2, 4, 3, 5, 6, 7)):  # 3 arrives late
         change(accounts, message, version, CHANGES[version])
         again = change(accounts, message, version, CHANGES[version])
-        agree("a message that is sent again", again.repeated, True, source="what exactly once means")
+        agree("a retried message", again.repeated, True, source="the exactly-once guarantee")
     before_closing = accounts.snapshot().as_of_ms
     close(accounts, len(CHANGES), LAST, CLOSED)
 
@@ -38,11 +38,11 @@ def story(stage: Stage) -> None:
     stored = accounts.snapshot().rows or 0
     accounts.merge()
     kept = accounts.snapshot().rows or 0
-    stage.say(f"{stored:,} rows before the merge, {kept} afterwards: one for each account, closed ones too.")
+    stage.say(f"{stored:,} rows before the merge, {kept} afterwards: one for each account, including closed ones.")
     agree("rows after the merge", kept, len(ACCOUNTS), source="the accounts")
     agree("accounts by plan after the merge", newest(accounts).fetchall(), expected, source="the changes")
 
-    stage.show("Before any was closed", newest_as_of(accounts, before_closing))
+    stage.show("Before any account was closed", newest_as_of(accounts, before_closing))
     agree("accounts before", newest_as_of(accounts, before_closing).fetchall(), _by_plan(), source="the changes")
 
 

@@ -1,4 +1,4 @@
-"""Accounts that change: every change is an insert, and a merge keeps the newest row of each account."""
+"""Accounts that change: each change is an insert, and a merge keeps the newest row of each account."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["change", "close", "create", "newest", "newest_as_of"]
 
 
 def create(uri: str) -> icedb.Table:
-    """The table: `account_id`, `version`, `plan`, `seats`, `closed`."""
+    """Create the table: `account_id`, `version`, `plan`, `seats`, `closed`."""
     return icedb.Table.create(
         uri,
-        # Keys are unique within a partition: partition by what never changes for a key, such as a bucket of the key.
+        # Keys are unique within a partition. Partition by an expression that never changes for a key, such as a bucket.
         partition_by=["account_id % 4 AS bucket"],
         sort_by=["account_id"],
         merging=icedb.Replacing(by=("account_id",), version="version"),
@@ -21,10 +21,10 @@ def create(uri: str) -> icedb.Table:
 
 
 def change(accounts: icedb.Table, message: int, version: int, rows: Sequence[tuple[int, str, int]]) -> icedb.Commit:
-    """New states of some accounts: (account_id, plan, seats). However late it comes, an older version never wins.
+    """Insert new states of accounts: (account_id, plan, seats). An older version never wins, however late it arrives.
 
-    `message` counts what this program sends: it is what makes a repetition one, so it only ever grows. A version that
-    comes late has a new message, and an old version.
+    `message` numbers the program's messages and must only grow: a message with the same number is a retry. A version
+    that arrives late has a new message number and an old version.
     """
     return accounts.insert(
         [
@@ -36,7 +36,7 @@ def change(accounts: icedb.Table, message: int, version: int, rows: Sequence[tup
 
 
 def close(accounts: icedb.Table, message: int, version: int, account_ids: Sequence[int]) -> icedb.Commit:
-    """An account that is closed is one more version, too; readers leave it out."""
+    """Close accounts. A closed account is one more version, which readers filter out."""
     return accounts.insert(
         [
             {"account_id": account, "version": version, "plan": None, "seats": 0, "closed": True}
@@ -53,10 +53,10 @@ _BY_PLAN = """
 
 
 def newest(accounts: icedb.Table) -> icedb.QueryResult:
-    """Accounts by plan. `final` has one row for each account, before, between and after merges."""
+    """Return accounts by plan. `final` has one row for each account, whatever has been merged."""
     return accounts.query(_BY_PLAN)
 
 
 def newest_as_of(accounts: icedb.Table, as_of_ms: int) -> icedb.QueryResult:
-    """The same, as it was at a time, in unix milliseconds: as long as cleanup has not deleted what that needs."""
+    """Return accounts by plan as of a time in unix milliseconds, if cleanup has not deleted its parts."""
     return accounts.query(_BY_PLAN, as_of=as_of_ms)

@@ -1,1 +1,1 @@
-"""`make example`: the web analytics from generated events to the dashboard, every number checked."""
+"""`make example`: the web analytics from generated events to the dashboard, with every number checked."""

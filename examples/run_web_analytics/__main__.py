@@ -1,8 +1,8 @@
-"""`make example`: generated events in, a dashboard out.
+"""`make example`: from generated events to a dashboard.
 
-Runs the project `examples/web_analytics` on a Postgres of its own: its assets and its tables' jobs, as Dagster runs in
-this process. Each number is checked against counts made from the generated files by other means. The last line is
-`example: ok`; when anything does not add up it is missing, and the exit status is 1. It begins anew each time.
+Runs the assets and jobs of the project `examples/web_analytics` on its own Postgres, in this process. Each number is
+checked against counts made from the generated files by other means. The last line is `example: ok`. If a number
+differs, this line is missing, and the exit status is 1. Each run starts from scratch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import shutil
 import sys
 from pathlib import Path
 
-# The project is one of its own, and not a part of this package: it is where its user would have started Python.
+# The project is not a part of this package. Its user would start Python in this folder.
 FOLDER = Path(__file__).parents[1] / "web_analytics"
 sys.path.insert(0, str(FOLDER))
-# It deletes tables of its own in its own folder, and none elsewhere.
+# The example deletes tables, so they must be in its own folder.
 os.environ.pop("LAKE_ROOT", None)
 
-# ruff: noqa: E402 - the project's modules are found from here on
+# ruff: noqa: E402 - the project's modules can be imported from here on
 import warnings
 
 import dagster as dg
@@ -26,21 +26,21 @@ from web_analytics import settings
 
 from examples.run_web_analytics.steps import Example
 from examples.shared.numbers import NumbersDisagree
-from examples.shared.report import Report
+from examples.shared.report import ExampleReport
 from examples.shared.running import on_postgres
 
-#: The folder that holds `.icedb-dagster`, the local stack and its history.
+#: The folder with `.icedb-dagster`, the local stack and its history.
 PROJECT = Path(os.environ.get("WEB_ANALYTICS_PROJECT") or FOLDER)
 SCALE = float(os.environ.get("WEB_ANALYTICS_SCALE") or 1)
-# What this example has made, and may delete, it knows by this file.
+# Marks a folder of this example, which it may delete.
 MARK = ".made-by-the-example"
 
 
 def main() -> int:
-    """Run the example; its exit status."""
-    report = Report()
+    """Run the example, and return its exit status."""
+    report = ExampleReport()
     try:
-        begin_anew(settings.DATA)
+        start_from_scratch(settings.DATA)
         with on_postgres(PROJECT, report) as instance:
             Example(instance, report, scale=SCALE).run()
     except (NumbersDisagree, FileExistsError) as error:
@@ -51,11 +51,11 @@ def main() -> int:
     return 0
 
 
-def begin_anew(data: Path) -> None:
-    """Delete what an earlier run has made. Raises FileExistsError for a folder that something else is in."""
+def start_from_scratch(data: Path) -> None:
+    """Delete the files of an earlier run. Raises FileExistsError for a folder with other files."""
     if data.exists() and any(data.iterdir()) and not (data / MARK).is_file():
         raise FileExistsError(
-            f"{data} has files that this example did not make, and it would delete them. Move them, or set "
+            f"{data} has files that this example did not create, and would delete. Move them, or set "
             "WEB_ANALYTICS_DATA to another folder."
         )
     for name in ("inbox", "lake", "reports"):
@@ -65,6 +65,6 @@ def begin_anew(data: Path) -> None:
 
 
 if __name__ == "__main__":
-    for category in (dg.BetaWarning, dg.PreviewWarning):  # of Dagster, about what the library uses of it
+    for category in (dg.BetaWarning, dg.PreviewWarning):  # Dagster warns about APIs that the library uses
         warnings.filterwarnings("ignore", category=category)
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""What the tables must hold, counted from the generated files with Python alone.
+"""The expected contents of the tables, counted from the generated files with Python alone.
 
-Spark, DuckDB and IceDB have no part in it: when their numbers agree with these, they did not agree by accident.
+Spark, DuckDB and IceDB are not used, so agreement with their numbers is no accident.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Event", "Expected", "Session", "count_inbox"]
+__all__ = ["Event", "EventCounts", "ExpectedSession", "count_inbox"]
 
 INACTIVE = timedelta(minutes=30)
 
@@ -32,12 +32,12 @@ class Event(NamedTuple):
 
     @property
     def day(self) -> str:
-        """Its day in UTC."""
+        """The day in UTC."""
         return f"{self.at:%Y-%m-%d}"
 
 
-class Session(NamedTuple):
-    """What a session must be; it begins with the event whose id it has."""
+class ExpectedSession(NamedTuple):
+    """An expected session. It begins with the event whose id it has."""
 
     session_id: str
     tenant: str
@@ -52,22 +52,22 @@ class Session(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """All that arrived. `misfits`: for each row that does not fit, the user in it."""
+class EventCounts:
+    """All events that arrived. `misfits` has the user of each row that does not fit."""
 
     events: tuple[Event, ...]
     misfits: tuple[str, ...]
 
-    def without(self, user: int) -> Expected:
-        """As if this user had never been there."""
-        return Expected(
+    def without(self, user: int) -> EventCounts:
+        """Return the counts without this user."""
+        return EventCounts(
             tuple(event for event in self.events if event.user != user),
             tuple(name for name in self.misfits if name not in (str(user), f"user-{user}")),
         )
 
-    def since(self, day: str) -> Expected:
-        """The events of this day and later ones."""
-        return Expected(tuple(event for event in self.events if event.day >= day), self.misfits)
+    def since(self, day: str) -> EventCounts:
+        """Return the events from this day on."""
+        return EventCounts(tuple(event for event in self.events if event.day >= day), self.misfits)
 
     @property
     def by_partition(self) -> Counter[tuple[str, str]]:
@@ -85,42 +85,43 @@ class Expected:
             clicks[key] += event.kind == "click"
         return {key: (views[key], clicks[key]) for key in views}
 
-    def sessions(self) -> list[Session]:
-        """All sessions, by their ids."""
+    def sessions(self) -> list[ExpectedSession]:
+        """Return all sessions, sorted by id."""
         of_user: defaultdict[tuple[str, int], list[Event]] = defaultdict(list)
         for event in self.events:
             of_user[event.tenant, event.user].append(event)
-        found = [_session(part) for events in of_user.values() for part in _parts(events)]
-        return sorted(found)
+        return sorted(_session(part) for events in of_user.values() for part in _parts(events))
 
     def busiest_misfit(self) -> int:
-        """The user with most events; one who has a row that does not fit, too, if there is any."""
+        """Return the user with most events, among those with a row that does not fit if there are any."""
         also = {name.removeprefix("user-") for name in self.misfits}
         counts = Counter(event.user for event in self.events)
         counts = Counter({user: n for user, n in counts.items() if str(user) in also}) or counts
         return min(counts, key=lambda user: (-counts[user], user))
 
 
-def metrics_of(sessions: Iterable[Session]) -> dict[tuple[str, str], tuple[int, int, int, float, float, int, int]]:
-    """(tenant, day) -> visitors, sessions, page views, bounce rate, median of seconds, purchases, cents."""
-    of_day: defaultdict[tuple[str, str], list[Session]] = defaultdict(list)
+def metrics_of(
+    sessions: Iterable[ExpectedSession],
+) -> dict[tuple[str, str], tuple[int, int, int, float, float, int, int]]:
+    """Return (tenant, day) -> visitors, sessions, page views, bounce rate, median of seconds, purchases, cents."""
+    of_day: defaultdict[tuple[str, str], list[ExpectedSession]] = defaultdict(list)
     for session in sessions:
         of_day[session.tenant, session.day].append(session)
     return {
         key: (
-            len({s.user for s in found}),
-            len(found),
-            sum(s.page_views for s in found),
-            round(sum(s.page_views == 1 for s in found) / len(found), 9),
-            round(statistics.median(s.seconds for s in found), 6),
-            sum(s.purchases for s in found),
-            sum(s.cents for s in found),
+            len({s.user for s in sessions}),
+            len(sessions),
+            sum(s.page_views for s in sessions),
+            round(sum(s.page_views == 1 for s in sessions) / len(sessions), 9),
+            round(statistics.median(s.seconds for s in sessions), 6),
+            sum(s.purchases for s in sessions),
+            sum(s.cents for s in sessions),
         )
-        for key, found in of_day.items()
+        for key, sessions in of_day.items()
     }
 
 
-def count_inbox(inbox: Path) -> Expected:
+def count_inbox(inbox: Path) -> EventCounts:
     """Read every file of the inbox."""
     events: list[Event] = []
     misfits: list[str] = []
@@ -133,11 +134,11 @@ def count_inbox(inbox: Path) -> Expected:
                     misfits.append(str(row.get("user_id")))
                 else:
                     events.append(event)
-    return Expected(tuple(events), tuple(misfits))
+    return EventCounts(tuple(events), tuple(misfits))
 
 
 def _event(row: dict[str, Any]) -> Event | None:
-    """None for a row that does not fit."""
+    """Return the event of a row; None for a row that does not fit."""
     if not isinstance(row["user_id"], int) or row.get("kind") is None:
         return None
     try:
@@ -148,7 +149,7 @@ def _event(row: dict[str, Any]) -> Event | None:
 
 
 def _parts(events: list[Event]) -> Iterator[list[Event]]:
-    """A user's events, divided where nothing happened for long."""
+    """Divide a user's events at long gaps."""
     part: list[Event] = []
     for event in sorted(events, key=lambda e: (e.at, e.event_id)):
         if part and event.at - part[-1].at > INACTIVE:
@@ -158,10 +159,10 @@ def _parts(events: list[Event]) -> Iterator[list[Event]]:
     yield part
 
 
-def _session(events: list[Event]) -> Session:
+def _session(events: list[Event]) -> ExpectedSession:
     first = events[0]
     kinds = Counter(event.kind for event in events)
-    return Session(
+    return ExpectedSession(
         session_id=first.event_id,
         tenant=first.tenant,
         user=first.user,

@@ -1,1 +1,1 @@
-"""What becomes of a batch that does not fit its table."""
+"""How to handle a batch that does not fit its table."""

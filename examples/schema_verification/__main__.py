@@ -1,4 +1,4 @@
-"""`python -m examples.schema_verification`: batches that do not fit, and what can be done with them."""
+"""`python -m examples.schema_verification`: batches that do not fit, and how to handle them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from rich.table import Table as Grid
 
 from examples.schema_verification.program import (
+    correct,
     create,
-    mend,
+    insert,
+    insert_cast,
     problem,
-    set_aside,
-    take,
-    take_what_converts,
-    what_was_set_aside,
+    quarantine,
+    quarantined_rows,
 )
 from examples.shared.alone import Stage, run_alone
 from examples.shared.numbers import NumbersDisagree, agree
@@ -27,11 +27,11 @@ from icedb.errors import IceDBError
 GOOD: list[dict[str, Any]] = [{"order_id": n, "due": datetime(2026, 12, 1 + n % 20), "total": n} for n in range(100)]  # noqa: DTZ001
 BATCHES: dict[str, tuple[list[dict[str, Any]], str | None]] = {
     "fits": (GOOD, None),
-    "a column is misspelled": ([{"order_id": 100, "totl": 5}], "a column that was not declared"),
-    "a number came as text": ([{"order_id": 100, "total": "12.50"}], "total is DECIMAL(18,2), and not VARCHAR"),
-    "a time is but a date": ([{"order_id": 100, "due": date(2026, 12, 24)}], "due is TIMESTAMP, and not DATE"),
-    "a note is a number": ([{"order_id": 101, "note": 7}], "note is VARCHAR, and not BIGINT"),
-    "nobody knows which order": ([{"order_id": None, "total": 1}], "a value that is required is missing"),
+    "a column is misspelled": ([{"order_id": 100, "totl": 5}], "an undeclared column"),
+    "a number arrives as text": ([{"order_id": 100, "total": "12.50"}], "total is DECIMAL(18,2), not VARCHAR"),
+    "a time is only a date": ([{"order_id": 100, "due": date(2026, 12, 24)}], "due is TIMESTAMP, not DATE"),
+    "a note is a number": ([{"order_id": 101, "note": 7}], "note is VARCHAR, not BIGINT"),
+    "the order id is missing": ([{"order_id": None, "total": 1}], "a required value is missing"),
 }
 MIXED: list[dict[str, Any]] = [
     {"order_id": 200, "total": 20},
@@ -42,44 +42,44 @@ MIXED: list[dict[str, Any]] = [
 
 
 def story(stage: Stage) -> None:
-    """Look, refuse, cast, set aside, mend."""
+    """Validate, reject, cast, quarantine, correct."""
     orders = create(stage.uri("orders"))
     grid = Grid(title="Six batches, before they are written", title_justify="left")
-    for heading in ("batch", "what is wrong with it"):
+    for heading in ("batch", "problem"):
         grid.add_column(heading)
     for name, (batch, expected) in BATCHES.items():
-        found = problem(orders, batch)
-        agree(name, found, expected, source="the declared columns")
-        grid.add_row(name, found or "")
+        reason = problem(orders, batch)
+        agree(name, reason, expected, source="the declared columns")
+        grid.add_row(name, reason or "")
     stage.console.print(grid)
-    agree("rows after nothing but looking", orders.snapshot().rows, 0, source="what looking means")
+    agree("rows after dry runs", orders.snapshot().rows, 0, source="the dry runs")
 
-    agree("rows of the one that fits", take(orders, GOOD), 100, source="the batch")
+    agree("rows of the batch that fits", insert(orders, GOOD), 100, source="the batch")
     for name, (batch, wrong) in BATCHES.items():
         if wrong is not None:
-            _refused(stage, name, partial(take, orders, batch))
-    agree("rows after refusals", orders.snapshot().rows, 100, source="the batch that fits")
+            _expect_rejection(stage, name, partial(insert, orders, batch))
+    agree("rows after rejections", orders.snapshot().rows, 100, source="the batch that fits")
 
-    for name in ("a time is but a date", "a note is a number"):
-        agree(f"{name}: cast", take_what_converts(orders, BATCHES[name][0]), 1, source="the batch")
-    _refused(stage, "cast", partial(take_what_converts, orders, BATCHES["a number came as text"][0]))
+    for name in ("a time is only a date", "a note is a number"):
+        agree(f"{name}: cast", insert_cast(orders, BATCHES[name][0]), 1, source="the batch")
+    _expect_rejection(stage, "cast", partial(insert_cast, orders, BATCHES["a number arrives as text"][0]))
 
-    agree("rows that fit, and set aside", set_aside(orders, MIXED), (1, 3), source="the mixed batch")
-    stage.show("What was set aside", what_was_set_aside(orders))
-    agree("mended rows", mend(orders), 1, source="the mixed batch")
-    agree("rows still aside", len(what_was_set_aside(orders).fetchall()), 2, source="the mixed batch")
+    agree("inserted and quarantined rows", quarantine(orders, MIXED), (1, 3), source="the mixed batch")
+    stage.show("Quarantined rows", quarantined_rows(orders))
+    agree("corrected rows", correct(orders), 1, source="the mixed batch")
+    agree("rows still in quarantine", len(quarantined_rows(orders).fetchall()), 2, source="the mixed batch")
     [(rows, total)] = orders.query("SELECT count(*), sum(total) FROM t").fetchall()
     agree("orders", rows, 100 + 2 + 1 + 1, source="the batches")
     agree("their total", total, sum(range(100)) + Decimal("20") + Decimal("21.50"), source="the batches")
 
 
-def _refused(stage: Stage, name: str, insert: Callable[[], int]) -> None:
+def _expect_rejection(stage: Stage, name: str, attempt: Callable[[], int]) -> None:
     try:
-        insert()
+        attempt()
     except IceDBError as error:
         stage.say(f"[dim]{name}:[/dim] {error}")
         return
-    raise NumbersDisagree(f"{name}: it was taken, and should have been refused")
+    raise NumbersDisagree(f"{name}: the batch was accepted instead of rejected")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Segment's calls, from its libraries and from its webhooks, and a funnel over them."""
+"""Segment calls from libraries and webhooks, and a funnel over them."""

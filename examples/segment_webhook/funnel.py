@@ -1,4 +1,4 @@
-"""How many people went how far: from seeing a product to the order, one step after the other."""
+"""A funnel: how many people took each step, from the product view to the order."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ STEPS = ("Product Viewed", "Product Added", "Checkout Started", "Order Completed
 
 
 def funnel(calls: icedb.Table, day: str, *, within: str = "1 hour", steps: Sequence[str] = STEPS) -> icedb.QueryResult:
-    """Of each step, the people who took it after the one before it, `within` a time of their first step.
+    """Return, for each step, the people who took it after the previous one, `within` a time of their first step.
 
-    Columns: `step`, `people`, `of_all` and `of_the_step_before` in per cent. A step counts once for a person: the first
-    after the step before, so each is looked for among what came later.
+    Columns: `step`, `people`, `of_all` and `of_the_step_before` in percent. A step counts once for a person: the first
+    occurrence after the previous step.
     """
     quoted = [step.replace("'", "''") for step in steps]
-    # step_1: when each person first did the first; step_2: when they first did the second after that; and so on.
-    found = [
+    # step_1: when each person first took step 1; step_2: when they first took step 2 after that; and so on.
+    step_tables = [
         f"""
         step_1 AS (
             SELECT user_id, min(timestamp) AS begun, begun AS reached
             FROM t WHERE event = '{quoted[0]}' GROUP BY user_id
         )"""
     ]
-    found += [
+    step_tables += [
         f"""
         step_{n} AS (
             SELECT user_id, any_value(begun) AS begun, min(timestamp) AS reached
@@ -41,7 +41,7 @@ def funnel(calls: icedb.Table, day: str, *, within: str = "1 hour", steps: Seque
     ]
     return calls.query(
         f"""
-        WITH {", ".join(found)}, counts AS ({" UNION ALL ".join(counts)})
+        WITH {", ".join(step_tables)}, counts AS ({" UNION ALL ".join(counts)})
         SELECT step, people, 100 * people / first(people) OVER all_steps AS of_all,
                100 * people / lag(people) OVER all_steps AS of_the_step_before
         FROM counts WINDOW all_steps AS (ORDER BY n) ORDER BY n

@@ -1,1 +1,1 @@
-"""What the runs of all examples have in common: a Postgres to run on, steps that are timed, numbers that must agree."""
+"""Helpers of all examples: a Postgres, timed steps, and comparisons of numbers."""

@@ -1,7 +1,7 @@
-"""The run of a small example: a folder for its tables, answers as tables on the terminal, an exit status.
+"""The run of a small example: a folder for its tables, query results on the terminal, an exit status.
 
-python -m examples.simple            the tables are gone afterwards
-python -m examples.simple lake       the tables stay in ./lake, to look at: icedb info lake/events
+python -m examples.simple            deletes the tables afterwards
+python -m examples.simple lake       keeps the tables in ./lake; inspect them with: icedb info lake/events
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ __all__ = ["Stage", "run_alone"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where an example puts its tables, and where it prints."""
+    """An example's folder for tables, and its console."""
 
     lake: Path
     console: Console
 
     def uri(self, name: str) -> str:
-        """Where the table of that name goes. It may as well be `s3://bucket/prefix/name`."""
+        """Return the address of a table. It could also be `s3://bucket/prefix/name`."""
         return str(self.lake / name)
 
     def say(self, text: str) -> None:
         """Print a line."""
         self.console.print(text)
 
-    def show(self, title: str, answer: QueryResult | duckdb.DuckDBPyRelation) -> None:
-        """Print an answer, as a table."""
+    def show(self, title: str, result: QueryResult | duckdb.DuckDBPyRelation) -> None:
+        """Print a query result as a table."""
         grid = Grid(title=title, title_justify="left")
-        rows = answer.fetchall()
-        for name, values in zip(answer.columns, zip(*rows, strict=True), strict=True):
+        rows = result.fetchall()
+        for name, values in zip(result.columns, zip(*rows, strict=True), strict=True):
             numbers = all(value is None or isinstance(value, int | float) for value in values)
             grid.add_column(name, justify="right" if numbers else "left")
         for row in rows:
@@ -52,7 +52,7 @@ class Stage:
 
 
 def run_alone(story: Callable[[Stage], None]) -> int:
-    """Run an example in the folder that the command line names, or in one that is deleted; returns the exit status."""
+    """Run an example in the folder on the command line, or in a temporary one. Return the exit status."""
     name = (story.__module__ if story.__module__ != "__main__" else _name_of_main()).removesuffix(".__main__")
     console = console_for_tables()
     with tempfile.TemporaryDirectory(prefix="icedb-example-") as folder:

@@ -1,4 +1,4 @@
-"""An S3 server for an example whose program knows buckets only: ministack, on a free port of 127.0.0.1."""
+"""An S3 server for examples that need a bucket: ministack, on a free port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_SECONDS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class LocalS3:
-    """Where a bucket is, and how to get in."""
+    """The address of a bucket, and its credentials."""
 
     endpoint: str
     bucket: str = "lake"
@@ -35,7 +35,7 @@ class LocalS3:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """The same for `icedb.Table`."""
+        """The storage options for `icedb.Table`."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": self.region,
@@ -46,9 +46,9 @@ class LocalS3:
 
 @contextmanager
 def local_s3() -> Iterator[LocalS3]:
-    """A server with an empty bucket; both are gone afterwards. Raises RuntimeError when it does not start."""
+    """Yield a server with an empty bucket, and delete both afterwards. Raises RuntimeError if it does not start."""
     if importlib.util.find_spec("ministack") is None:
-        raise RuntimeError("this example wants an S3 server of its own: pip install 'ministack>=1.5.33,<1.6'")
+        raise RuntimeError("this example needs a local S3 server. Run: pip install 'ministack>=1.5.33,<1.6'")
     with tempfile.TemporaryDirectory(prefix="icedb-example-s3-") as folder:
         port = free_port()
         env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -79,4 +79,4 @@ def _wait(process: subprocess.Popen[bytes], endpoint: str) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise RuntimeError("the S3 server, python -m ministack, did not start. Try once more.")
+    raise RuntimeError("the S3 server, python -m ministack, did not start. Run the example again.")

@@ -1,23 +1,23 @@
-"""Numbers of the platform that must be those which were counted by other means."""
+"""Comparison of numbers from the platform with numbers counted by other means."""
 
 from __future__ import annotations
 
 __all__ = ["NumbersDisagree", "agree"]
 
-# Of two collections that differ, so much is shown of each.
-SHOWN_CHARACTERS = 300
+# The maximum length of each value in the message.
+VALUE_CHARACTERS_MAX = 300
 
 
 class NumbersDisagree(Exception):
-    """The platform holds something else than what was counted from the raw files."""
+    """The platform holds another number than the one counted from the raw files."""
 
 
-def agree(what: str, found: object, expected: object, *, source: str) -> None:
-    """Raise NumbersDisagree unless both are the same. `source`: where the expected number was counted."""
-    if found != expected:
-        raise NumbersDisagree(f"{what}: found {_shown(found)}, counted {_shown(expected)} in {source}")
+def agree(name: str, actual: object, expected: object, *, source: str) -> None:
+    """Raise NumbersDisagree unless both values are equal. `source` names the origin of the expected value."""
+    if actual != expected:
+        raise NumbersDisagree(f"{name}: found {_shortened(actual)}, counted {_shortened(expected)} in {source}")
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = str(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}..."

@@ -1,7 +1,7 @@
-"""Runs of an example that was killed: they still look started, and hold the tables' locks.
+"""Recovery from killed runs of an example, which look started and hold the tables' locks.
 
-An example runs its jobs in its own process, so nobody else can tell Dagster that they died. Each run says in a tag
-which process it is in; the next time, those whose process is gone are marked as failed, and their slots are freed.
+An example runs its jobs in its own process, so no other process can report to Dagster that they died. A tag of each run
+identifies its process. The next start marks runs of dead processes as failed, and frees their slots.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _TAG = "icedb/example-process"
 
 
 def process_tags() -> dict[str, str]:
-    """Tags for the runs of this process."""
+    """Return the tags for runs of this process."""
     return {_TAG: _identity(os.getpid())}
 
 
 def fail_dead_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Mark the unfinished runs of processes that are gone as failed, and free their slots; the ids of those runs."""
+    """Mark unfinished runs of dead processes as failed, and free their slots. Return the ids of those runs."""
     unfinished = instance.get_runs(
         dg.RunsFilter(
             statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
@@ -36,7 +36,7 @@ def fail_dead_runs(instance: dg.DagsterInstance) -> list[str]:
 
 
 def _identity(pid: int) -> str:
-    """Pid and start: a pid alone is used again. Where there is no /proc, the pid has to do."""
+    """Return pid and start time, because pids are reused. Without /proc, return the pid alone."""
     stat = Path(f"/proc/{pid}/stat")
     started = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
     return f"{pid}:{started}"

@@ -1,4 +1,4 @@
-"""What an example prints: lines while it works, a table of its steps at the end."""
+"""The output of an example: progress lines, and a table of its steps at the end."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rich.table import Table as Grid
 
 import icedb
 
-__all__ = ["Footprint", "ProgressHandler", "Report", "Step", "console_for_tables", "look_at"]
+__all__ = ["TableFootprint", "ProgressHandler", "ExampleReport", "TimedStep", "console_for_tables", "measure"]
 
 
-# The summary's tables need this many columns; a pipe or a log file says nothing of its width.
+# The width that the summary needs. A pipe or a log file has no width of its own.
 WIDTH_MIN = 100
 
 
 def console_for_tables() -> Console:
-    """A console that is wide enough for tables when a pipe is what it prints to."""
+    """Return a console that is wide enough for tables, even if it prints to a pipe."""
     console = Console(highlight=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=WIDTH_MIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """What a table is made of at one moment: `stored` counts superseded objects too."""
+class TableFootprint:
+    """A table's sizes at one time. `stored` includes superseded objects."""
 
     rows: int
     live_parts: int
@@ -38,19 +38,19 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step, and the table that it was about after it."""
+class TimedStep:
+    """A timed step, and the table's sizes after it."""
 
     name: str
     seconds: float
-    after: Footprint | None
+    after: TableFootprint | None
 
 
-def look_at(table: icedb.Table) -> Footprint:
-    """Measure a table, by listing its store."""
+def measure(table: icedb.Table) -> TableFootprint:
+    """Measure a table by listing its store."""
     snapshot = table.snapshot()
     handle = table.handle
-    return Footprint(
+    return TableFootprint(
         rows=snapshot.rows or 0,
         live_parts=len(snapshot.parts),
         live_bytes=snapshot.bytes,
@@ -60,40 +60,40 @@ def look_at(table: icedb.Table) -> Footprint:
 
 
 @dataclass(slots=True)
-class Report:
-    """Collects steps and prints them as they come."""
+class ExampleReport:
+    """Collects steps, and prints them as they run."""
 
     console: Console = field(default_factory=console_for_tables)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TimedStep] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
-        """One line of progress, with the seconds since the start."""
+        """Print a progress line with the seconds since the start."""
         self.console.print(f"[dim]{time.monotonic() - self.started:6.1f} s[/dim]  {text}")
 
     @contextmanager
     def step(self, name: str, table: Callable[[], icedb.Table] | None = None) -> Iterator[None]:
-        """Time a step; measure the table after it (a function, since the step may be what creates it)."""
+        """Time a step, and measure a table after it. `table` is a function because the step may create the table."""
         self.say(f"[bold]{name}[/bold]")
         begun = time.monotonic()
         yield
         seconds = time.monotonic() - begun
-        self.steps.append(Step(name, seconds, None if table is None else look_at(table())))
+        self.steps.append(TimedStep(name, seconds, None if table is None else measure(table())))
 
     def summary(self, title: str) -> None:
-        """All steps, one below the other, and how long they took together."""
+        """Print all steps, and their total time."""
         grid = Grid(title=title, title_justify="left")
         for heading in ("step", "seconds", "rows", "live parts", "live MB", "log files", "stored MB"):
             grid.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
         for step in self.steps:
             grid.add_row(step.name, f"{step.seconds:.1f}", *_cells(step.after))
         grid.add_section()
-        grid.add_row("in all", f"{time.monotonic() - self.started:.1f}", *[""] * 5)
+        grid.add_row("total", f"{time.monotonic() - self.started:.1f}", *[""] * 5)
         self.console.print()
         self.console.print(grid)
 
 
-def _cells(after: Footprint | None) -> list[str]:
+def _cells(after: TableFootprint | None) -> list[str]:
     if after is None:
         return [""] * 5
     return [
@@ -106,9 +106,9 @@ def _cells(after: Footprint | None) -> list[str]:
 
 
 class ProgressHandler(logging.Handler):
-    """Shows what a job logs as lines of progress."""
+    """Prints log records of a job as progress lines."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ExampleReport) -> None:
         super().__init__(logging.INFO)
         self._report = report
 

@@ -1,4 +1,4 @@
-"""An example's runs: on a Dagster instance in the local stack's Postgres, in this process."""
+"""The runs of an example: on a Dagster instance in the local stack's Postgres, in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 
 from examples.shared.recovery import fail_dead_runs, process_tags
-from examples.shared.report import ProgressHandler, Report
+from examples.shared.report import ExampleReport, ProgressHandler
 from icedb_dagster.dev import stack
 
 __all__ = ["maintain", "materialize", "on_postgres", "show_progress"]
@@ -21,25 +21,25 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @contextmanager
-def on_postgres(project: Path, report: Report) -> Iterator[dg.DagsterInstance]:
-    """The instance of the local stack in a folder; its Postgres is stopped afterwards, unless it ran before."""
+def on_postgres(project: Path, report: ExampleReport) -> Iterator[dg.DagsterInstance]:
+    """Yield the instance of the local stack in a folder. Stop its Postgres afterwards, unless it ran before."""
     report.say("[bold]start Dagster's Postgres[/bold]")
     started = stack.up(project, services=POSTGRES, progress=lambda line: report.say(f"  {line}"))
     try:
         os.environ.update(stack.environment(started))
         with dg.DagsterInstance.get() as instance:
             for run_id in fail_dead_runs(instance):
-                report.say(f"  run {run_id[:8]} of a process that was killed is marked as failed, its lock is free")
+                report.say(f"  run {run_id[:8]} of a killed process is marked as failed, and its lock is freed")
             yield instance
     finally:
         stack.release(started)
 
 
-def show_progress(logger: str, report: Report) -> None:
-    """Have what a logger tells of its work appear as lines of progress."""
-    of_work = logging.getLogger(logger)
-    of_work.setLevel(logging.INFO)
-    of_work.addHandler(ProgressHandler(report))
+def show_progress(logger: str, report: ExampleReport) -> None:
+    """Print the log records of a logger as progress lines."""
+    work_logger = logging.getLogger(logger)
+    work_logger.setLevel(logging.INFO)
+    work_logger.addHandler(ProgressHandler(report))
 
 
 def materialize(
@@ -48,7 +48,7 @@ def materialize(
     *keys: dg.AssetKey,
     partitions: Sequence[str] = (),
 ) -> dg.ExecuteInProcessResult:
-    """Materialize some assets as one Dagster run; `partitions`: all from the first to the last of them at once."""
+    """Materialize assets in one Dagster run. `partitions`: from the first to the last of them in that run."""
     tags = process_tags()
     if partitions:
         tags["dagster/asset_partition_range_start"] = partitions[0]

@@ -1,4 +1,4 @@
-"""The HTTP service `icedb ingest`, for an example: in a process of its own, on a port of 127.0.0.1."""
+"""The HTTP service `icedb ingest` for an example, in its own process, on a port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Service", "free_port"]
+__all__ = ["IngestService", "free_port"]
 
 START_SECONDS_MAX = 60
 
 
 def free_port() -> int:
-    """A port that nobody listens on now. `listen = "127.0.0.1:0"` is better where nobody has to know it beforehand."""
+    """Return a free port. Prefer `listen = "127.0.0.1:0"` if the port need not be known beforehand."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-class Service:
-    """A service that runs inside the `with` block, and what a machine may do to it."""
+class IngestService:
+    """A service that runs inside the `with` block, and can be killed."""
 
     def __init__(self, config: str) -> None:
-        """`config`: what its ingest.toml says."""
+        """Create a service. `config` is the text of its ingest.toml."""
         self._folder = tempfile.TemporaryDirectory(prefix="icedb-example-service-")
         folder = Path(self._folder.name)
         self._config, self._errors = folder / "ingest.toml", folder / "ingest.log"
@@ -54,19 +54,19 @@ class Service:
         self._folder.cleanup()
 
     def start(self) -> None:
-        """Start it, and do not wait for it."""
+        """Start the service without waiting."""
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "icedb.cli", "ingest", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                # What is killed cleans nothing up.
+                # A killed process does not clean up.
                 env=os.environ | {"TMPDIR": self._folder.name},
             )
 
     def kill(self) -> None:
-        """End it as kill -9 does: it can do nothing more."""
+        """Kill the service like kill -9, without cleanup."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

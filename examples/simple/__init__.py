@@ -1,1 +1,1 @@
-"""Events into a table, and questions to it."""
+"""Insert events into a table, and query it."""

@@ -1,4 +1,4 @@
-"""`python -m examples.simple`: two tenants' events, asked by day and by user, before and after a merge."""
+"""`python -m examples.simple`: two tenants' events, queried by day and by user, before and after a merge."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ROWS = [row for batch in BATCHES for row in batch]
 
 
 def story(stage: Stage) -> None:
-    """Insert, ask, merge, ask again."""
+    """Insert, query, merge, query again."""
     table = create(stage.uri("events"))
     for number, batch in enumerate(BATCHES):
         agree("new rows of a batch", collect(table, number, batch), len(batch), source="the batch")
-    agree("new rows of a batch sent again", collect(table, 3, BATCHES[3]), 0, source="what exactly once means")
+    agree("new rows of a retried batch", collect(table, 3, BATCHES[3]), 0, source="the exactly-once guarantee")
 
     stage.show("Visits by day", visits_by_day(table))
     by_day = visits_by_day(table).fetchall()
@@ -40,16 +40,16 @@ def story(stage: Stage) -> None:
     before = table.snapshot()
     tidy(table)
     after = table.snapshot()
-    stage.say(f"A merge made {len(after.parts)} parts of {len(before.parts)}: the same rows, in fewer files.")
+    stage.say(f"A merge replaced {len(before.parts)} parts by {len(after.parts)}, with the same rows.")
     agree("parts after the merge", len(after.parts), 2 * 3, source="two tenants and three days")
-    agree("answers after the merge", visits_by_day(table).fetchall(), by_day, source="those before it")
+    agree("results after the merge", visits_by_day(table).fetchall(), by_day, source="the results before it")
 
     of_one = visits_of(table, "acme", 24).fetchall()
     mine = sorted((row["ts"], row["event"]) for row in ROWS if (row["tenant"], row["user_id"]) == ("acme", 24))
-    agree("what user 24 of acme did", of_one, mine, source="the batches")
+    agree("events of user 24 of acme", of_one, mine, source="the batches")
     opened = len(after.files("tenant = 'acme' AND user_id = 24"))
-    stage.say(f"User 24 of acme did {len(of_one)} things; {opened} of {len(after.parts)} parts may know of them.")
-    agree("parts that may know of acme", opened, 3, source="the days")
+    stage.say(f"User 24 of acme has {len(of_one)} events; {opened} of {len(after.parts)} parts may contain them.")
+    agree("parts that may contain rows of acme", opened, 3, source="the days")
 
 
 if __name__ == "__main__":

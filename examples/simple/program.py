@@ -1,4 +1,4 @@
-"""Events into a table, and questions to it: all that a first program needs."""
+"""A first program: insert events into a table, query it, and maintain it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Event = Mapping[str, object]
 
 
 def create(uri: str) -> icedb.Table:
-    """A table of events: `ts`, `tenant`, `user_id`, `event`. `uri` may be a folder, or `s3://bucket/prefix`."""
+    """Create a table of events: `ts`, `tenant`, `user_id`, `event`. `uri` may be a folder, or `s3://bucket/prefix`."""
     return icedb.Table.create(
         uri,
-        # Parts of other tenants and days are never opened by a query that names its own.
+        # A query with a condition on tenant or day opens only their parts.
         partition_by=["tenant", "strftime(ts, '%Y-%m-%d') AS day"],
-        # Within a part, rows of one user lie together: few row groups are read for one of them.
+        # Within a part, the rows of one user are adjacent, so a query of one user reads few row groups.
         sort_by=["user_id", "ts"],
     )
 
 
 def collect(table: icedb.Table, number: int, batch: Sequence[Event]) -> int:
-    """Insert a batch; the rows that are new. With a `txn`, a batch that is sent again is not there twice."""
+    """Insert a batch, and return the number of new rows. With a `txn` (idempotency key), retries add no rows."""
     commit = table.insert(batch, txn=("collector", number))
     return 0 if commit.repeated else commit.rows
 
 
 def visits_by_day(table: icedb.Table) -> icedb.QueryResult:
-    """How many people came to each tenant on each day, and what they did."""
+    """Return the visitors, events and purchases of each tenant and day."""
     return table.query("""
         SELECT tenant, day, count(DISTINCT user_id) AS visitors, count(*) AS events,
                count(*) FILTER (event = 'buy') AS purchases
@@ -38,12 +38,12 @@ def visits_by_day(table: icedb.Table) -> icedb.QueryResult:
 
 
 def visits_of(table: icedb.Table, tenant: str, user_id: int) -> icedb.QueryResult:
-    """What one person did. `where` leaves out partitions and parts before a file is opened."""
+    """Return one user's events. `where` skips partitions and parts before any file is opened."""
     return table.query("SELECT ts, event FROM t ORDER BY ts", where=f"tenant = '{tenant}' AND user_id = {user_id:d}")
 
 
 def tidy(table: icedb.Table) -> None:
-    """What is to run now and then: many small parts become few, and what nobody can see any more is deleted."""
+    """Run maintenance: merge small parts and log files, and delete superseded objects (VACUUM)."""
     table.merge()
     table.merge_log()
     table.cleanup()

@@ -1,4 +1,4 @@
-"""`python -m examples.simple.v3`: the same events through the v3 API, then the same table opened by `icedb.Table`."""
+"""`python -m examples.simple.v3`: the same events through the v3 API, then the same table through `icedb.Table`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.simple.v3_program import open_v3, visits_by_day
 
 
 def story(stage: Stage) -> None:
-    """Insert and merge as v3 does, and read both ways."""
+    """Insert and merge with the v3 API, and read with both."""
     with local_s3() as s3:
         ice = open_v3("shop/events", s3.bucket, s3.region, s3.endpoint, s3.access_key, s3.secret_key)
         for batch in BATCHES:
@@ -26,20 +26,20 @@ def story(stage: Stage) -> None:
         agree("merged partitions", merges, 2 * 3, source="two tenants and three days")
         by_day = visits_by_day(ice)
 
-        # No conversion: it is one table, and programs of both kinds may use it.
+        # No conversion: both APIs may use the same table.
         table = icedb.Table.open(f"s3://{s3.bucket}/shop/events", storage_options=s3.storage_options)
         answer = table.query("""
             SELECT tenant, d::VARCHAR AS day, count(DISTINCT user_id) AS visitors, count(*) AS events,
                    count(*) FILTER (event = 'buy') AS purchases
             FROM t GROUP BY ALL ORDER BY ALL
         """)
-        stage.show("Visits by day, of a table that a v3 program made", answer)
+        stage.show("Visits by day, from a table that a v3 program created", answer)
         agree("events", sum(row[3] for row in by_day), len(ROWS), source="the batches")
         agree("visits by day", answer.fetchall(), by_day, source="the v3 program")
 
 
 def _in_v3(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Times are unix milliseconds there."""
+    """Convert times to unix milliseconds, as v3 takes them."""
     return {**row, "ts": round(row["ts"].timestamp() * 1000)}
 
 

@@ -1,4 +1,4 @@
-"""The simple example as a program of IceDB v3 has it: its names, its arguments, a bucket. Nothing of it is changed."""
+"""The simple example as an unchanged IceDB v3 program: v3's names and arguments, and a bucket."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["open_v3", "visits_by_day"]
 
 
 def by_tenant_and_day(row: Mapping[str, Any]) -> str:
-    """The path of a row's partition. Its names are columns of every query, so they are none that rows have."""
+    """Return the path of a row's partition. Its names become columns of every query, so rows must not have them."""
     return f"cust={row['tenant']}/d={datetime.fromtimestamp(row['ts'] / 1000, UTC):%Y-%m-%d}"
 
 
 def open_v3(prefix: str, bucket: str, region: str, endpoint: str, access_key: str, secret_key: str) -> IceDBv3:
-    """A v3 instance. Any number of them, on any number of machines, may insert at once."""
+    """Open a v3 instance. Any number of instances, on any number of machines, may insert concurrently."""
     client = S3Client(prefix, bucket, region, endpoint, access_key, secret_key)
     return IceDBv3(
         by_tenant_and_day,
@@ -30,13 +30,13 @@ def open_v3(prefix: str, bucket: str, region: str, endpoint: str, access_key: st
         endpoint,
         client,
         "web-1",
-        s3_use_path=True,  # a server of your own; not for AWS
+        s3_use_path=True,  # for your own server; not for AWS
         compression_codec=CompressionCodec.ZSTD,
     )
 
 
 def visits_by_day(ice: IceDBv3) -> list[tuple[Any, ...]]:
-    """What v3 programs do to ask: the log says which files live, and DuckDB reads those."""
+    """Query as v3 programs do: the log lists the live files, and DuckDB reads them."""
     client = ice.log_s3c
     _, markers, _, _ = IceLogIO("reader").read_at_max_time(client, round(time.time() * 1000))
     live = [f"s3://{client.s3bucket}/{marker.path}" for marker in markers if marker.tombstone is None]

@@ -1,4 +1,4 @@
-"""What can be checked of a table, and the asset checks that do it: docs/checks.md has what each expects."""
+"""Asset checks of a table. docs/checks.md describes what each check expects."""
 
 from icedb_dagster.checks.check_settings import (
     FreshnessCheck,

@@ -1,7 +1,7 @@
-"""One look at a table, which its checks share, and what a check says of it.
+"""The state of a table that its checks share, and the result of a check.
 
-What a look consists of is fetched when the first check needs it, and then kept: a run of all checks costs a few
-listings and the log files, whatever the number of parts. Nothing is changed.
+Each piece of state is read when the first check needs it, and then kept. A run of all checks costs a few listings and
+the log files, whatever the number of parts. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CheckContext", "Verdict", "counted"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a check passed, and in a sentence why, or what to do."""
+    """Whether a check passed, and a sentence with the reason and the remedy."""
 
     passed: bool
     description: str
@@ -31,12 +31,12 @@ class Verdict:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
+    """Return a number with its noun: `1 row`, `2 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class CheckContext:
-    """A table that was opened once. `name` is the prefix of its jobs' names; times are unix milliseconds."""
+    """A table, opened once for its checks. `name` is the prefix of its jobs' names; times are unix milliseconds."""
 
     def __init__(self, table: icedb.Table, thresholds: Thresholds, *, name: str) -> None:
         self.table = table
@@ -51,18 +51,18 @@ class CheckContext:
 
     @cached_property
     def state(self) -> TableState:
-        """The log, read after `health`. Raises as it does."""
+        """The log, read after `health`. Raises the same errors."""
         return self.table.handle.read()
 
     @cached_property
     def objects(self) -> VerifyReport:
-        """What is stored, compared with the log; no part is opened. Raises the store's errors only."""
+        """The stored objects compared with the log, without opening parts. Raises only the store's errors."""
         return verify(self.table.handle, footers=False)
 
     def age(self, time_ms: int) -> str:
-        """How long ago that is, for people."""
+        """Return the time since `time_ms` as text."""
         return duration_text(self.now_ms - time_ms)
 
     def job(self, verb: str) -> str:
-        """The job that does something about it."""
+        """Return the name of the job that is the remedy."""
         return f"the job {self.name}_{verb}"

@@ -1,7 +1,7 @@
-"""What the checks of a table expect of it, and how loud they are. Making these touches nothing.
+"""Settings of a table's checks. Creating them accesses neither store nor instance.
 
-`severity`: what a failure is shown as, `ERROR` or `WARN`. `blocking`: assets downstream wait in the same run, and are
-not materialized when the check fails with `ERROR`.
+`severity` is how a failure is shown, `ERROR` or `WARN`. If a `blocking` check fails with `ERROR`, downstream assets in
+the same run are not materialized.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ Severity = Literal["ERROR", "WARN"]
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsCheck:
-    """Nothing is missing or damaged, and nothing is foreign: sizes, log and claims are compared, no part is opened.
+    """No object is missing, damaged or foreign. Sizes, log and claims are compared; no part is opened.
 
-    `foreign`: what objects mean that are nothing of a table's, `"fail"` or `"allow"`. Parts of crashed writes never
-    fail: a job deletes them. Raises InvalidOption.
+    Orphans (parts of crashed writes) never fail the check, because a job deletes them.
+
+    Args:
+        foreign: The result for objects that are not of the table: `"fail"` or `"allow"`.
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
     """
 
     foreign: Literal["fail", "allow"] = "fail"
@@ -53,10 +57,18 @@ class ObjectsCheck:
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallPartsCheck:
-    """Of the live parts, fewer than `ratio_max` (0 to 1) would be taken by a merge, and no partition has too many.
+    """Few live parts are small enough to be merged, and no partition has too many small parts.
 
-    The ratio counts from `parts_min` live parts on; how many small parts a partition may have, the thresholds of
-    `TableChecks` say. Raises InvalidOption.
+    The limits for small parts of a partition are the thresholds of `TableChecks`.
+
+    Args:
+        ratio_max: The ratio of small parts, from 0 to 1, at which the check fails.
+        parts_min: The number of live parts from which the ratio is checked.
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
+
+    Raises:
+        InvalidOption: A number is out of range.
     """
 
     ratio_max: float = 0.5
@@ -73,7 +85,12 @@ class SmallPartsCheck:
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDepthCheck:
-    """Whoever opens the table reads fewer log files than the thresholds of `TableChecks` say. Raises InvalidOption."""
+    """Opening the table reads fewer log files than the thresholds of `TableChecks` say.
+
+    Args:
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
+    """
 
     severity: Severity = "WARN"
     blocking: bool = False
@@ -82,10 +99,17 @@ class LogDepthCheck:
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaCheck:
-    """The table has the columns that were declared, with these types.
+    """The table has the declared columns with their types.
 
-    `columns`: column -> DuckDB type, or a pyarrow schema; None: those that the table itself declares. `additional`:
-    what other columns mean, `"allow"` or `"fail"`. Raises InvalidOption, UnsupportedType.
+    Args:
+        columns: Column -> DuckDB type, or a pyarrow schema; None: the columns that the table declares.
+        additional: The result for other columns: `"allow"` or `"fail"`.
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
+
+    Raises:
+        InvalidOption: `columns` is empty, or names a column twice.
+        UnsupportedType: A type cannot be stored.
     """
 
     columns: Any = None
@@ -101,7 +125,17 @@ class SchemaCheck:
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineCheck:
-    """Not more than `rows_max` rows went to the table's quarantine within the last `window`. Raises InvalidOption."""
+    """Not more than `rows_max` rows were quarantined within the last `window`.
+
+    Args:
+        rows_max: Maximum rows.
+        window: The period before the check.
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
+
+    Raises:
+        InvalidOption: A number or a duration is out of range.
+    """
 
     rows_max: int = 0
     window: timedelta = timedelta(hours=24)
@@ -116,10 +150,20 @@ class QuarantineCheck:
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshnessCheck:
-    """Rows came within `max_age`; or, with `column`, its greatest value is not older than that.
+    """Rows arrived within `max_age`. With `column`, its greatest value is within `max_age` instead.
 
-    `column`: of type TIMESTAMP, with a time zone or in `timezone`, or DATE, which counts as the end of its day there.
-    Raises InvalidOption.
+    Args:
+        max_age: Maximum age.
+        column: A column of type TIMESTAMP, with or without time zone, or DATE, which counts as the end of its day.
+        timezone: The time zone of values without one.
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
+
+    Raises:
+        InvalidOption: `max_age`, `column` or `timezone` is invalid.
+
+    Example:
+        FreshnessCheck(max_age=timedelta(hours=26), column="ts")
     """
 
     max_age: timedelta
@@ -136,17 +180,24 @@ class FreshnessCheck:
             ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise InvalidOption(
-                f"timezone of the check freshness is {self.timezone!r}; give a name as in 'Europe/Berlin', or 'UTC'."
+                f"timezone of the check freshness is {self.timezone!r}; give an IANA name such as 'Europe/Berlin', or "
+                "'UTC'."
             ) from None
 
 
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorizonCheck:
-    """How far back the table can be read, and how long superseded rows are still stored. One of the two at least.
+    """Snapshots can be read back to `min_age`, and superseded rows are deleted by `max_age`.
 
-    `min_age`: snapshots of that age can be read. `max_age`: what was superseded is deleted by then. Raises
-    InvalidOption.
+    Args:
+        min_age: The age up to which snapshots can be read. At least one of the two ages is required.
+        max_age: The age by which superseded parts are deleted.
+        severity: `ERROR` or `WARN`.
+        blocking: Whether a failure stops downstream assets of the same run.
+
+    Raises:
+        InvalidOption: Both ages are missing, or `max_age` is not over `min_age`.
     """
 
     min_age: timedelta | None = None
@@ -159,11 +210,13 @@ class HorizonCheck:
             if age is not None:
                 _check_duration("horizon", name, age)
         if self.min_age is None and self.max_age is None:
-            raise InvalidOption("the check horizon has neither min_age nor max_age; give one of them, or leave it out.")
+            raise InvalidOption(
+                "the check horizon has neither min_age nor max_age. Give one of them, or remove the check."
+            )
         if self.min_age is not None and self.max_age is not None and self.max_age <= self.min_age:
             raise InvalidOption(
                 f"max_age of the check horizon ({_text(self.max_age)}) must be over its min_age "
-                f"({_text(self.min_age)}): what can be read that far back is stored that long."
+                f"({_text(self.min_age)}), because readable snapshots need their parts."
             )
 
 
@@ -193,10 +246,25 @@ CHECKS: Mapping[str, type[Check]] = {
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChecks:
-    """The checks of a table, each by its name in the UI; None leaves one out. Raises InvalidOption.
+    """The checks of a table, by their names in the UI. None leaves a check out.
 
-    Those that need to be told something (`schema`, `freshness`, `horizon`) are left out unless they are.
-    `thresholds`: what parts of a partition and log files should stay below.
+    The checks that need settings (`schema`, `freshness`, `horizon`) are left out by default.
+
+    Args:
+        objects: Checks that no object is missing, damaged or foreign.
+        small_parts: Checks that few parts are small.
+        log_depth: Checks that opening the table reads few log files.
+        schema: Checks the columns.
+        quarantine: Checks that few rows were quarantined recently.
+        freshness: Checks the age of the newest rows.
+        horizon: Checks how far back snapshots reach, and how long superseded rows are stored.
+        thresholds: Limits for small parts of a partition, and for log files.
+
+    Raises:
+        InvalidOption: Every check is None.
+
+    Example:
+        TableChecks(freshness=FreshnessCheck(max_age=timedelta(hours=26)), quarantine=None)
     """
 
     objects: ObjectsCheck | None = field(default_factory=ObjectsCheck)
@@ -210,25 +278,26 @@ class TableChecks:
 
     def __post_init__(self) -> None:
         if not self.chosen:
-            raise InvalidOption("every check is None; where no check is wanted, leave `checks` out.")
+            raise InvalidOption("every check is None. For no checks, remove `checks`.")
 
     @property
     def chosen(self) -> Mapping[str, Check]:
-        """Those that are not left out, by name."""
+        """The checks that are not left out, by name."""
         named = {name: getattr(self, name) for name in CHECKS}
         return {name: value for name, value in named.items() if value is not None}
 
 
 def _checked_columns(columns: Any) -> dict[str, str]:
-    """By DuckDB's own names for the types, so that INT and INTEGER are one."""
+    """Return the columns with DuckDB's own type names, so that INT and INTEGER are equal."""
     declared = declared_columns(columns, table="the check schema")
     if not declared:
-        raise InvalidOption("columns of the check schema names no column; give column: type, or leave it out.")
+        raise InvalidOption("columns of the check schema is empty. Give column: type, or remove columns.")
     named: dict[str, str] = {}
     for column in declared:
         if (same := named.setdefault(column.casefold(), column)) != column:
             raise InvalidOption(
-                f"columns of the check schema has '{same}' and '{column}', which are one. Name it once."
+                f"columns of the check schema has '{same}' and '{column}', which differ only in case. Name the column "
+                "once."
             )
     return {c: _stored_type(c, t) for c, t in declared.items()}
 
@@ -240,7 +309,7 @@ def _stored_type(column: str, type_: str) -> str:
 
 def _check_whole(check: str, name: str, value: int) -> None:
     if value < 0:
-        raise InvalidOption(f"{name} of the check {check} is {value!r}; give a whole number, 0 at least.")
+        raise InvalidOption(f"{name} of the check {check} is {value!r}; give a whole number of at least 0.")
 
 
 def _check_duration(check: str, name: str, value: timedelta) -> None:

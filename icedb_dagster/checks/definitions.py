@@ -1,8 +1,8 @@
-"""The checks of a table as Dagster's asset checks: one op, which looks at the table once.
+"""A table's checks as Dagster asset checks: one op, which opens the table once.
 
-Definitions are made without a look at the store, and cheaply, for assets of any kind: materialized here, filled by
-others, observed. A check that cannot be made says so: a table that is not there, or whose log cannot be read, fails
-every check. What says nothing of the table (no answer from the store, no access) fails the run.
+Building definitions does not access the store, and is cheap. It works for assets of any kind: materialized here, filled
+by other programs, observed. If the table is missing or its log cannot be read, every check fails. An error that says
+nothing about the table (no response from the store, access denied) fails the run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -20,17 +20,17 @@ from icedb_dagster.resource import IceDBResource
 
 __all__ = ["build_table_checks", "judge"]
 
-# What each does, and what the UI shows of it beside its name.
+# The function of each check, and its description in the UI.
 _CHECKS: Mapping[str, tuple[Callable[[CheckContext, Any], Verdict], str]] = {
     "objects": (check_objects, "No object of the table is missing, damaged or foreign."),
-    "small_parts": (check_small_parts, "Few parts are so small that a merge would take them."),
-    "log_depth": (check_log_depth, "Whoever opens the table reads few log files."),
-    "schema": (check_schema, "The columns are as declared."),
-    "quarantine": (check_quarantine, "Few rows did not fit lately."),
+    "small_parts": (check_small_parts, "Few parts are small enough to be merged."),
+    "log_depth": (check_log_depth, "Opening the table reads few log files."),
+    "schema": (check_schema, "The table has the declared columns."),
+    "quarantine": (check_quarantine, "Few rows were quarantined recently."),
     "freshness": (check_freshness, "The newest rows are not too old."),
     "horizon": (
         check_horizon,
-        "Snapshots can be read as far back as promised, and deleted rows are not kept for ever.",
+        "Snapshots reach back far enough, and deleted rows are not stored for too long.",
     ),
 }
 
@@ -38,10 +38,15 @@ _CHECKS: Mapping[str, tuple[Callable[[CheckContext, Any], Verdict], str]] = {
 def build_table_checks(
     table: dg.AssetKey | Sequence[str] | str, checks: TableChecks | None = None, *, resource_key: str = "icedb"
 ) -> dg.AssetChecksDefinition:
-    """The asset checks of a table, named as the fields of `TableChecks`; None: those that need not be told anything.
+    """Return the asset checks of a table, named as the fields of `TableChecks`. All or some of them can be run.
 
-    `table` is the key of the asset, which may be defined elsewhere; its table is opened with the `IceDBResource` under
-    `resource_key`. All or some of them can be run.
+    Args:
+        table: The asset key, in any form that Dagster accepts. The asset may be defined elsewhere.
+        checks: The checks and their settings; None: the checks that need no settings.
+        resource_key: The key of the `IceDBResource`.
+
+    Example:
+        checks = build_table_checks("events", TableChecks(freshness=FreshnessCheck(max_age=timedelta(hours=26))))
     """
     key, chosen = dg.AssetKey.from_coercible(table), checks or TableChecks()
     specs = {
@@ -60,7 +65,7 @@ def build_table_checks(
 def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefinition:
     name = key.to_python_identifier()
 
-    def look_and_judge(
+    def run_checks(
         context: dg.OpExecutionContext, inputs: Mapping[str, object]
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         resource: IceDBResource = getattr(context.resources, resource_key)
@@ -71,9 +76,9 @@ def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefini
             yield _result(check, chosen[check], verdict)
 
     return dg.OpDefinition(
-        compute_fn=look_and_judge,
+        compute_fn=run_checks,
         name=f"{name}_checks_work",
-        description="Looks at the table once, and tells what each check says of it. Changes nothing.",
+        description="Opens the table once and runs the selected checks. Changes nothing.",
         ins={"asset": dg.In(dg.Nothing)},
         outs={check: dg.Out(dg.Nothing, is_required=False) for check in checks.chosen},
         required_resource_keys={resource_key},
@@ -84,18 +89,18 @@ def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefini
 def _verdicts(
     resource: IceDBResource, key: dg.AssetKey, checks: TableChecks, chosen: Mapping[str, Check]
 ) -> dict[str, Verdict]:
-    """What each check says. Raises what is no statement about the table."""
+    """Return the verdict of each check. Raises errors that say nothing about the table."""
     try:
-        look = CheckContext(resource.table(key), checks.thresholds, name=key.to_python_identifier())
+        context = CheckContext(resource.table(key), checks.thresholds, name=key.to_python_identifier())
     except (TableNotFound, CorruptionError) as error:
         return dict.fromkeys(chosen, Verdict(False, str(error)))
-    return {name: judge(look, name, settings) for name, settings in chosen.items()}
+    return {name: judge(context, name, settings) for name, settings in chosen.items()}
 
 
-def judge(look: CheckContext, name: str, settings: Check) -> Verdict:
-    """What one check says. Raises what is no statement about the table: StoreUnavailable, AccessDenied and the like."""
+def judge(context: CheckContext, name: str, settings: Check) -> Verdict:
+    """Return the verdict of one check. Raises errors that say nothing about the table, such as StoreUnavailable."""
     try:
-        return _CHECKS[name][0](look, settings)
+        return _CHECKS[name][0](context, settings)
     except (TableNotFound, CorruptionError, SchemaConflict) as error:
         return Verdict(False, str(error))
 

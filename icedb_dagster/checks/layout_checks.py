@@ -1,4 +1,4 @@
-"""Checks of how a table is stored: its objects, small parts, log depth, horizon."""
+"""Checks of how a table is stored: objects, small parts, log depth, horizon."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from icedb_dagster.metadata.size_chart import markdown_picture
 
 __all__ = ["check_horizon", "check_log_depth", "check_objects", "check_small_parts"]
 
-# An event is read on a screen; `icedb info` lists them all.
+# An event is read on a screen. `icedb info` lists all partitions.
 PARTITIONS_MAX = 20
 
 
-def check_objects(look: CheckContext, settings: ObjectsCheck) -> Verdict:
-    """Nothing is missing, damaged or, unless that is allowed, foreign."""
-    report = look.objects
+def check_objects(context: CheckContext, settings: ObjectsCheck) -> Verdict:
+    """Check that no object is missing, damaged or, unless allowed, foreign."""
+    report = context.objects
     errors = [p for p in report.problems if p.severity == "error"]
     foreign = [p for p in report.problems if p.kind == "foreign_objects"] if settings.foreign == "fail" else []
     metadata = _objects_metadata(report, errors)
     if failing := [*errors, *foreign]:
-        more = f" And {counted(len(failing) - 1, 'problem')} more." if len(failing) > 1 else ""
+        more = f" {counted(len(failing) - 1, 'more problem')}." if len(failing) > 1 else ""
         return Verdict(False, f"{failing[0].message}{more} `icedb verify {report.table}` lists all.", metadata)
     notes = "".join(f" {p.message}" for p in report.problems)
     return Verdict(
         True,
-        f"Nothing is missing: {counted(report.live_parts, 'live part')} in the sizes that the log tells.{notes}",
+        f"Nothing is missing: {counted(report.live_parts, 'live part')} with the sizes in the log.{notes}",
         metadata,
     )
 
@@ -54,10 +54,10 @@ def _objects_metadata(report: VerifyReport, errors: Sequence[icedb.Problem]) -> 
     return metadata
 
 
-def check_small_parts(look: CheckContext, settings: SmallPartsCheck) -> Verdict:
-    """The small parts are few, of the table's and of each partition's."""
-    health, ratio = look.health, look.health.small_part_ratio
-    crowded = [p for p in health.partitions if p.small_parts >= _threshold(look, p)]
+def check_small_parts(context: CheckContext, settings: SmallPartsCheck) -> Verdict:
+    """Check that small parts are few, in the table and in each partition."""
+    health, ratio = context.health, context.health.small_part_ratio
+    crowded = [p for p in health.partitions if p.small_parts >= _threshold(context, p)]
     reasons = []
     if health.live_parts >= settings.parts_min and ratio >= settings.ratio_max:
         reasons.append(
@@ -65,29 +65,30 @@ def check_small_parts(look: CheckContext, settings: SmallPartsCheck) -> Verdict:
             f"merged; it should be less than {settings.ratio_max:.0%}."
         )
     if crowded:
-        worst = max(crowded, key=lambda p: (p.small_parts / _threshold(look, p), p.path))
+        worst = max(crowded, key=lambda p: (p.small_parts / _threshold(context, p), p.path))
         reasons.append(
             f"{_partition(worst)} has {counted(worst.small_parts, 'small part')} and should have less than "
-            f"{_threshold(look, worst):,}" + (f", and {len(crowded) - 1:,} more have too many." if crowded[1:] else ".")
+            f"{_threshold(context, worst):,}"
+            + (f", and {len(crowded) - 1:,} more have too many." if crowded[1:] else ".")
         )
-    metadata = _small_parts_metadata(look)
+    metadata = _small_parts_metadata(context)
     if reasons:
-        remedy = f"Start {look.job('merge_newest')} or {look.job('merge_oldest')}, or their schedules."
+        remedy = f"Start {context.job('merge_newest')} or {context.job('merge_oldest')}, or their schedules."
         return Verdict(False, " ".join([*reasons, remedy]), metadata)
-    told = f"Of {counted(health.live_parts, 'live part')}, a merge would take {health.small_parts:,}"
-    return Verdict(True, f"{told}, and no partition has too many of them.", metadata)
+    result = f"Of {counted(health.live_parts, 'live part')}, a merge would take {health.small_parts:,}"
+    return Verdict(True, f"{result}, and no partition has too many of them.", metadata)
 
 
-def _threshold(look: CheckContext, partition: PartitionHealth) -> int:
-    return look.thresholds.hot_parts if partition.hot else look.thresholds.cold_parts
+def _threshold(context: CheckContext, partition: PartitionHealth) -> int:
+    return context.thresholds.hot_parts if partition.hot else context.thresholds.cold_parts
 
 
 def _partition(partition: PartitionHealth) -> str:
     return f"the partition '{partition.path}'" if partition.path else "the table"
 
 
-def _small_parts_metadata(look: CheckContext) -> dict[str, dg.MetadataValue]:
-    health = look.health
+def _small_parts_metadata(context: CheckContext) -> dict[str, dg.MetadataValue]:
+    health = context.health
     metadata: dict[str, dg.MetadataValue] = {
         "small-part ratio": dg.MetadataValue.float(round(health.small_part_ratio, 4)),
         "small parts": dg.MetadataValue.int(health.small_parts),
@@ -96,68 +97,69 @@ def _small_parts_metadata(look: CheckContext) -> dict[str, dg.MetadataValue]:
     }
     worst = sorted((p for p in health.partitions if p.small_parts), key=lambda p: (-p.small_parts, p.path))
     if worst:
-        shown = [
-            (p.path or "(the table)", f"{p.small_parts:,}", f"{_threshold(look, p):,}", "hot" if p.hot else "cold")
+        rows = [
+            (p.path or "(the table)", f"{p.small_parts:,}", f"{_threshold(context, p):,}", "hot" if p.hot else "cold")
             for p in worst[:PARTITIONS_MAX]
         ]
         more = f"\n\nand {len(worst) - PARTITIONS_MAX:,} more" if worst[PARTITIONS_MAX:] else ""
         names = ("partition", "small parts", "less than", "heat")
-        metadata["worst partitions"] = dg.MetadataValue.md(markdown.table(names, shown) + more)
-        parts = [look.table.handle.part(marker) for marker in look.state.live]
-        sizes = PartSizes.of(parts, part_bytes_max=look.thresholds.part_bytes_max)
+        metadata["worst partitions"] = dg.MetadataValue.md(markdown.table(names, rows) + more)
+        parts = [context.table.handle.part(marker) for marker in context.state.live]
+        sizes = PartSizes.of(parts, part_bytes_max=context.thresholds.part_bytes_max)
         metadata["part sizes"] = dg.MetadataValue.md(markdown_picture(sizes))
     return metadata
 
 
-def check_log_depth(look: CheckContext, settings: LogDepthCheck) -> Verdict:
-    """Opening the table is cheap."""
-    health, threshold = look.health, look.thresholds.log_files
+def check_log_depth(context: CheckContext, settings: LogDepthCheck) -> Verdict:
+    """Check that opening the table is cheap."""
+    health, threshold = context.health, context.thresholds.log_files
     metadata = {
         "log files": dg.MetadataValue.int(health.log_files),
-        "that a merge would take": dg.MetadataValue.int(health.small_log_files),
+        "log files to merge": dg.MetadataValue.int(health.small_log_files),
     }
-    told = f"Whoever opens the table reads {counted(health.log_files, 'log file')}"
+    result = f"A reader that opens the table reads {counted(health.log_files, 'log file')}"
     if health.log_files < threshold:
-        return Verdict(True, f"{told}.", metadata)
-    remedy = f"Start {look.job('merge_log')}, or its schedule."
+        return Verdict(True, f"{result}.", metadata)
+    remedy = f"Start {context.job('merge_log')}, or its schedule."
     if not health.small_log_files:
-        remedy = "None of them can be merged now: they are long, or from a clock that is ahead."
-    return Verdict(False, f"{told}; it should be less than {threshold:,}. {remedy}", metadata)
+        remedy = "None of them can be merged now: they are long, or their times are in the future."
+    return Verdict(False, f"{result}; it should be less than {threshold:,}. {remedy}", metadata)
 
 
-def check_horizon(look: CheckContext, settings: HorizonCheck) -> Verdict:
-    """Snapshots can be read as far back as was promised, and what was superseded is not stored for ever."""
-    health = look.health
+def check_horizon(context: CheckContext, settings: HorizonCheck) -> Verdict:
+    """Check that snapshots reach back far enough, and that superseded parts are deleted in time."""
+    health = context.health
     metadata: dict[str, dg.MetadataValue] = {"superseded parts": dg.MetadataValue.int(health.dead_parts)}
     if health.horizon_ms:
         metadata["oldest snapshot"] = dg.MetadataValue.timestamp(health.horizon_ms / 1000)
     if health.oldest_dead_ms is not None:
         metadata["oldest superseded"] = dg.MetadataValue.timestamp(health.oldest_dead_ms / 1000)
-    reasons = [*_too_short(look, settings.min_age), *_too_long(look, settings.max_age)]
+    reasons = [*_too_short(context, settings.min_age), *_too_long(context, settings.max_age)]
     if reasons:
         return Verdict(False, " ".join(reasons), metadata)
-    told = f"Snapshots of the last {look.age(health.horizon_ms)} can be read"
-    return Verdict(True, f"{told if health.horizon_ms else 'Every snapshot can be read'}.", metadata)
+    result = f"Snapshots of the last {context.age(health.horizon_ms)} can be read"
+    return Verdict(True, f"{result if health.horizon_ms else 'Every snapshot can be read'}.", metadata)
 
 
-def _too_short(look: CheckContext, min_age: timedelta | None) -> list[str]:
-    horizon_ms = look.health.horizon_ms
-    if min_age is None or not horizon_ms or look.now_ms - horizon_ms >= _ms(min_age):
+def _too_short(context: CheckContext, min_age: timedelta | None) -> list[str]:
+    horizon_ms = context.health.horizon_ms
+    if min_age is None or not horizon_ms or context.now_ms - horizon_ms >= _ms(min_age):
         return []
     return [
-        f"Snapshots can be read of the last {look.age(horizon_ms)} only, and {duration_text(_ms(min_age))} were "
-        f"promised. Give {look.job('cleanup')} a longer grace_ms, or pin what must stay."
+        f"Only snapshots of the last {context.age(horizon_ms)} can be read; min_age requires "
+        f"{duration_text(_ms(min_age))}. "
+        f"Give {context.job('cleanup')} a longer grace_ms, or pin snapshots to keep."
     ]
 
 
-def _too_long(look: CheckContext, max_age: timedelta | None) -> list[str]:
-    oldest_ms = look.health.oldest_dead_ms
-    if max_age is None or oldest_ms is None or look.now_ms - oldest_ms <= _ms(max_age):
+def _too_long(context: CheckContext, max_age: timedelta | None) -> list[str]:
+    oldest_ms = context.health.oldest_dead_ms
+    if max_age is None or oldest_ms is None or context.now_ms - oldest_ms <= _ms(max_age):
         return []
     return [
-        f"Parts that were superseded {look.age(oldest_ms)} ago are still stored, with the rows that were deleted; "
-        f"they should be gone after {duration_text(_ms(max_age))}. Start {look.job('cleanup')}, or its schedule; "
-        f"`icedb pins {look.table.uri}` tells which pins keep them."
+        f"Parts that were superseded {context.age(oldest_ms)} ago are still stored, with the deleted rows; "
+        f"they should be gone after {duration_text(_ms(max_age))}. Start {context.job('cleanup')}, or its schedule; "
+        f"`icedb pins {context.table.uri}` lists the pins that keep them."
     ]
 
 

@@ -1,9 +1,8 @@
-"""How new the newest value of a time column is, with as few requests as can be.
+"""The newest value of a time column, with as few requests as possible.
 
-The log has the greatest value of each sort column in each part. Of other columns parts have to be opened, and only
-those can matter that were written since the time that is asked about: a row is written after what it tells of. They
-are opened in the order of their age, and no more of them than it takes. So a value that lies ahead of the part that
-has it counts as that part's own time, wherever it was found.
+The log has the greatest value of each sort column in each part. For other columns, parts must be opened. Only parts
+written since the cutoff matter, because a row is written after the time in it. Parts are opened from the newest on,
+and no more of them than needed. A value later than its part counts as the part's own time, wherever it was found.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from icedb_dagster.checks.check_context import CheckContext
 
 __all__ = ["newest_value_ms"]
 
-# Opened at once: DuckDB reads some side by side.
+# Opened together, because DuckDB reads several in parallel.
 PARTS_AT_ONCE = 32
 _ZONED = "TIMESTAMP WITH TIME ZONE"
 _LOCAL = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"})
-# The last year that Python can tell; what is later is as far ahead as that.
+# The last year that Python supports. Later values are clipped to it.
 _FAR_MS = 253_370_764_800_000
 
 
-def newest_value_ms(look: CheckContext, column: str, timezone: str, *, cutoff_ms: int) -> int | None:
-    """The greatest value of a column as unix milliseconds, if one is as new as `cutoff_ms`; else one that is older.
+def newest_value_ms(context: CheckContext, column: str, timezone: str, *, cutoff_ms: int) -> int | None:
+    """Return the greatest value of a column in unix milliseconds, if one is as new as `cutoff_ms`; else an older one.
 
-    No value is newer than the part that has it. None when no value is known, or was written since. Raises InvalidOption
-    for a column that is no time, and what a snapshot's query raises.
+    No value counts as newer than its part. Returns None if no value is known, or was written since. Raises
+    InvalidOption for a column that is not a time, and the errors of a snapshot's query.
     """
-    snapshot = look.table.snapshot()
-    column, type_ = _found(snapshot, column)
-    in_log = {marker.key: found for marker in look.state.live if (found := bounds(marker, column)) is not None}
-    told = [(in_log[m.key][1], m.created_ms) for m in look.state.live if m.key in in_log]
-    newest_ms = _newest_ms(_of_texts(told, type_), type_, timezone)
+    snapshot = context.table.snapshot()
+    column, type_ = _find_column(snapshot, column)
+    in_log = {marker.key: limits for marker in context.state.live if (limits := bounds(marker, column)) is not None}
+    greatest = [(in_log[m.key][1], m.created_ms) for m in context.state.live if m.key in in_log]
+    newest_ms = _newest_ms(_of_texts(greatest, type_), type_, timezone)
     unknown = [part for part in snapshot.parts if part.key not in in_log and part.created_ms >= cutoff_ms]
     for parts in _batches(unknown):
         if newest_ms is not None and newest_ms >= cutoff_ms:
@@ -52,17 +51,20 @@ def newest_value_ms(look: CheckContext, column: str, timezone: str, *, cutoff_ms
     return newest_ms
 
 
-def _found(snapshot: icedb.Snapshot, column: str) -> tuple[str, str]:
-    """The column as the table writes it, and its type."""
+def _find_column(snapshot: icedb.Snapshot, column: str) -> tuple[str, str]:
+    """Return the column as the table spells it, and its type."""
     columns = {**visible_partitions(snapshot.schema, snapshot.partition_schema), **snapshot.schema}
-    found = next(((c, t) for c, t in columns.items() if c.casefold() == column.casefold()), None)
-    if found is None:
-        raise InvalidOption(f"{snapshot.table}: the check freshness looks at '{column}', and there is no such column.")
-    if found[1] != _ZONED and found[1] not in _LOCAL:
+    matching = next(((c, t) for c, t in columns.items() if c.casefold() == column.casefold()), None)
+    if matching is None:
         raise InvalidOption(
-            f"{snapshot.table}: the check freshness looks at '{column}', which is {found[1]}. Name a DATE or TIMESTAMP."
+            f"{snapshot.table}: the check freshness uses '{column}', but the table has no such column. Correct the "
+            "name."
         )
-    return found
+    if matching[1] != _ZONED and matching[1] not in _LOCAL:
+        raise InvalidOption(
+            f"{snapshot.table}: the check freshness uses '{column}', which is {matching[1]}. Name a DATE or TIMESTAMP."
+        )
+    return matching
 
 
 def _batches(parts: Collection[icedb.Part]) -> Iterator[tuple[icedb.Part, ...]]:
@@ -72,42 +74,42 @@ def _batches(parts: Collection[icedb.Part]) -> Iterator[tuple[icedb.Part, ...]]:
 
 
 def _time_ms(value: str, type_: str) -> str:
-    """SQL: milliseconds since 1970, of a local time as if it were UTC. A day counts as its end."""
+    """Return SQL for milliseconds since 1970. Local times count as UTC, and a day as its end."""
     time = f"CAST({value} AS {_ZONED if type_ == _ZONED else 'TIMESTAMP'})"
     if type_ == "DATE":
         time = f"({time} + INTERVAL 1 DAY)"
     return f"CASE WHEN isfinite({time}) THEN least(greatest(epoch_ms({time}), 0), {_FAR_MS}) END"
 
 
-def _of_texts(told: Sequence[tuple[str | None, int]], type_: str) -> list[tuple[int | None, int]]:
-    """Values as the log has them, each with its part's `created_ms`. What another program wrote may be none."""
+def _of_texts(greatest: Sequence[tuple[str | None, int]], type_: str) -> list[tuple[int | None, int]]:
+    """Parse values from the log, each with its part's `created_ms`. Values of other programs may be unparsable."""
     with connect_sandbox() as con:
         return con.execute(
             f"SELECT {_time_ms(f'TRY_CAST(text AS {type_})', type_)}, created_ms FROM (SELECT "
             "unnest($texts::VARCHAR[]) AS text, unnest($created::BIGINT[]) AS created_ms)",
-            {"texts": [text for text, _ in told], "created": [created_ms for _, created_ms in told]},
+            {"texts": [text for text, _ in greatest], "created": [created_ms for _, created_ms in greatest]},
         ).fetchall()
 
 
 def _of_parts(
     snapshot: icedb.Snapshot, parts: Sequence[icedb.Part], column: str, type_: str
 ) -> list[tuple[int | None, int]]:
-    """The greatest value of each part, which is opened for it, with its `created_ms`."""
+    """Read the greatest value of each part, with its `created_ms`."""
     handle = snapshot.handle
     created_ms = dict(zip(handle.readable_paths(parts), (part.created_ms for part in parts), strict=True))
     rows = relation(handle, parts, snapshot.schema, snapshot.partition_schema, with_file=True)
     try:
-        found = connect_reader(handle.location).execute(
+        result = connect_reader(handle.location).execute(
             f"SELECT max({_time_ms(quote_name(column), type_)}), {FILE_COLUMN} FROM ({rows}) AS t GROUP BY ALL"
         )
-        return [(time_ms, created_ms[path]) for time_ms, path in found.fetchall()]
+        return [(time_ms, created_ms[path]) for time_ms, path in result.fetchall()]
     except (duckdb.Error, ObjectNotFound) as error:
         raise translate_read_error(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
 
 
-def _newest_ms(found: Iterable[tuple[int | None, int]], type_: str, timezone: str) -> int | None:
-    """The newest of some values, each with the `created_ms` of its part."""
-    return max((min(_in_zone(ms, type_, timezone), limit) for ms, limit in found if ms is not None), default=None)
+def _newest_ms(values: Iterable[tuple[int | None, int]], type_: str, timezone: str) -> int | None:
+    """Return the newest of values that each have the `created_ms` of their part."""
+    return max((min(_in_zone(ms, type_, timezone), limit) for ms, limit in values if ms is not None), default=None)
 
 
 def _in_zone(time_ms: int, type_: str, timezone: str) -> int:

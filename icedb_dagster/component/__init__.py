@@ -1,4 +1,4 @@
-"""A table in YAML: docs/component.md has its attributes."""
+"""The Dagster component for a table in YAML. docs/component.md describes its attributes."""
 
 from icedb_dagster.component.table import IceDBTable
 

@@ -1,6 +1,6 @@
-"""What can be said of a table in YAML: the schema of `IceDBTable`'s attributes.
+"""The YAML attributes of a table: the schema of `IceDBTable`.
 
-What Python refuses is refused here with the same words, and the attribute's name.
+Values that Python rejects are rejected here with the same message, and the attribute's name.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations of fields as objects.
@@ -21,13 +21,13 @@ __all__ = ["OF_ASSETS", "TableAttributes"]
 
 
 def _check_of(settings: Any) -> Any:
-    """The type of the attribute for a check, and its default."""
+    """Return the type of a check's attribute, and its default."""
     choice: Any = Choice
-    text = f"{inspect.getdoc(settings)} null: no such check."
+    text = f"{(inspect.getdoc(settings) or '').partition(chr(10))[0]} null: no such check."
     return Annotated[choice[None, model_of(settings)], Field(description=text)], None
 
 
-if TYPE_CHECKING:  # more cannot be known of models that are made of settings
+if TYPE_CHECKING:  # a type checker cannot see the fields of generated models
     _Ttl: TypeAlias = dict[str, Any]
     _Thresholds: TypeAlias = dict[str, Any]
     _Maintenance: TypeAlias = dict[str, Any]
@@ -46,17 +46,17 @@ else:
 
 
 class _Sensors(Attributes):
-    """Which sensors the table has."""
+    """The table's sensors."""
 
     maintenance: Choice[bool, _Maintenance] = Field(
         default=False, description="Starts the table's jobs when they are due."
     )
     commits: Choice[bool | Literal["materialization", "observation"], _Commits] = Field(
-        default=False, description="Tells Dagster of commits that others made, as materializations or observations."
+        default=False, description="Reports commits made outside Dagster, as materializations or observations."
     )
 
 
-#: Attributes of the asset itself, if it is defined here.
+#: Attributes of the asset, if it is defined here.
 OF_ASSETS = (
     "description",
     "owners",
@@ -78,64 +78,74 @@ class TableAttributes(Attributes):
     """The attributes of the component `icedb_dagster.IceDBTable`."""
 
     table: Templated[str | list[str]] = Field(
-        description="The key of the table's asset: a text with /, or a list. The table is <root>/<key>.",
+        description="The asset key: a text with /, or a list. The table is <root>/<key>.",
         examples=["events", "sales/orders"],
     )
     asset: Templated[Literal["none", "external", "observable"]] = Field(
         default="none",
-        description="none: an asset of the code, or no asset. external: defined here, filled by others. observable: "
-        "the same, and observed: its data version is that of the newest commit.",
+        description="none: the asset is defined in code, or there is none. external: defined here, filled outside "
+        "Dagster. observable: as external, and observed: its data version is that of the newest commit.",
     )
-    observe_cron: Templated[Cron | None] = Field(default=None, description="When an observable table is observed.")
-    description: Templated[str | None] = Field(default=None, description="Of an external or observable asset.")
+    observe_cron: Templated[Cron | None] = Field(
+        default=None, description="Cron expression: when an observable table is observed."
+    )
+    description: Templated[str | None] = Field(
+        default=None, description="The description of an external or observable asset."
+    )
     owners: Templated[list[str]] = Field(default=[], description="E-mail addresses and team:name.")
     group_name: Templated[str | None] = Field(default=None, description="The asset's group.")
-    kinds: Templated[list[str]] = Field(default=[], description="Beside icedb and parquet; the UI shows them.")
+    kinds: Templated[list[str]] = Field(
+        default=[], description="Kinds in addition to icedb and parquet, shown in the UI."
+    )
     tags: Choice[None, dict[str, str | int | float | bool]] = Field(default=None, description="The asset's tags.")
-    deps: Templated[list[str]] = Field(default=[], description="Keys of the assets that it is made of.")
+    deps: Templated[list[str]] = Field(default=[], description="Keys of the upstream assets.")
     metadata: Choice[None, dict[str, Any]] = Field(default=None, description="The asset's own metadata.")
-    partition_by: Templated[list[str]] = Field(default=[], description="For the UI: how the table is partitioned.")
-    sort_by: Templated[list[str]] = Field(default=[], description="For the UI: how its parts are sorted.")
-    code_version: Templated[str | None] = Field(default=None, description="The version of what fills the asset.")
+    partition_by: Templated[list[str]] = Field(default=[], description="Partition expressions, shown in the UI.")
+    sort_by: Templated[list[str]] = Field(default=[], description="Sort columns, shown in the UI.")
+    code_version: Templated[str | None] = Field(
+        default=None, description="The version of the code that fills the asset."
+    )
     partitions_def: Choice[None, dict[str, Any]] = Field(
         default=None,
         description="The asset's partitions, as in other components.",
         examples=[{"type": "daily", "start_date": "2026-01-01"}],
     )
-    automation_condition: Template = Field(default=None, description="A template that gives an AutomationCondition.")
-    freshness_policy: Template = Field(default=None, description="A template that gives a FreshnessPolicy.")
+    automation_condition: Template = Field(default=None, description="A template that returns an AutomationCondition.")
+    freshness_policy: Template = Field(default=None, description="A template that returns a FreshnessPolicy.")
 
     ttl: Choice[None, _Ttl] = Field(
-        default=None, description="Partitions that are older are dropped; or a template that gives a function."
+        default=None, description="Older partitions are dropped. Also a template that returns a function."
     )
-    engine: Templated[EngineName] = Field(default="in_process", description="Who rewrites parts.")
-    lock: Templated[Lock] = Field(default="pool", description="What keeps two runs of maintenance apart.")
+    engine: Templated[EngineName] = Field(default="in_process", description="Where parts are rewritten.")
+    lock: Templated[Lock] = Field(default="pool", description="How two maintenance runs exclude each other.")
     schedules: Choice[None, _Schedules] = Field(
-        default=None, description="Cron expressions instead of the usual ones, by job; null: no schedule of that job."
+        default=None, description="Cron expressions instead of the defaults, by job; null: no schedule of that job."
     )
     thresholds: Choice[None, _Thresholds] = Field(
-        default=None, description="What the table should stay below: for the maintenance sensor and the checks."
+        default=None, description="Limits of the table's figures, for the maintenance sensor and the checks."
     )
-    sensors: Choice[None, _Sensors] = Field(default=None, description="Sensors; none unless they are named.")
+    sensors: Choice[None, _Sensors] = Field(default=None, description="The table's sensors; none by default.")
     checks: Choice[Literal["default"] | None, _Checks] = Field(
-        default=None, description="Asset checks: default, or over the default ones each by its name; null: none."
+        default=None, description="Asset checks: default, or settings by check over the defaults; null: none."
     )
     running: Templated[bool] = Field(
-        default=False, description="Whether schedules and sensors are switched on from the beginning."
+        default=False, description="Whether schedules and sensors are started from the beginning."
     )
     resource_key: Templated[str] = Field(default="icedb", description="The key of the IceDBResource.")
-    spark_resource_key: Templated[str] = Field(default="pyspark", description="Of what has the Spark session.")
+    spark_resource_key: Templated[str] = Field(
+        default="pyspark", description="The key of the resource with the Spark session."
+    )
 
     @model_validator(mode="after")
     def _check_asset(self) -> Self:
         if is_template(self.asset):
             return self
-        strangers = [name for name in OF_ASSETS if name in self.model_fields_set and getattr(self, name)]
-        if self.asset == "none" and strangers:
+        misplaced = [name for name in OF_ASSETS if name in self.model_fields_set and getattr(self, name)]
+        if self.asset == "none" and misplaced:
             raise ValueError(
-                f"{strangers[0]} is of an asset that is defined here, and `asset` is none: say it where the code "
+                f"{misplaced[0]} applies to an asset that is defined here, but `asset` is none. Set it where the code "
                 "defines the asset, or write `asset: external`."
             )
         if self.asset != "observable" and self.observe_cron:
-            raise ValueError("observe_cron is for `asset: observable`.")
+            raise ValueError("observe_cron needs `asset: observable`.")
         return self

@@ -1,4 +1,4 @@
-"""From what YAML says of a table to what Python takes: templates are rendered, then all is checked once more."""
+"""Resolve a table's YAML attributes to Python arguments: templates are rendered, then everything is validated again."""
 
 from __future__ import annotations
 
@@ -23,70 +23,74 @@ _PLAIN = ("asset", "observe_cron", "engine", "lock", "running", "resource_key", 
 
 
 class _Spec(dg.Resolvable, dg.Model):
-    """Dagster's own attributes of an asset; its partitions are resolved as in other components."""
+    """Dagster's own asset attributes; partitions are resolved as in other components."""
 
     spec: dg.ResolvedAssetSpec
 
 
 def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
-    """The fields of an `IceDBTable`. Raises InvalidOption, and what Dagster raises for a template."""
-    given = model.model_dump(exclude_unset=True)
-    told = f"the table {given.get('table')!r}"
-    rendered = {name: _rendered(context.at_path(name), value, f"{told}: {name}") for name, value in given.items()}
+    """Return the fields of an `IceDBTable`. Raises InvalidOption, and the errors that Dagster raises for templates."""
+    values = model.model_dump(exclude_unset=True)
+    label = f"the table {values.get('table')!r}"
+    rendered = {name: _rendered(context.at_path(name), value, f"{label}: {name}") for name, value in values.items()}
     try:
         attributes = TableAttributes.model_validate(rendered)
     except ValidationError as error:
-        raise InvalidOption(_told(rendered, error)) from None
-    found = {name: getattr(attributes, name) for name in attributes.model_fields_set}
-    fields = {name: found[name] for name in _PLAIN if name in found}
-    fields |= {name: _settings(found[name]) for name in ("ttl", "thresholds") if found.get(name) is not None}
-    fields["table"] = _key(found["table"])
-    fields["spec"] = _spec(context, found)
-    fields["schedules"] = _given(found.get("schedules"))
-    return {**fields, **_sensors(found.get("sensors")), "checks": _checks(found.get("checks"))}
+        raise InvalidOption(_error_text(rendered, error)) from None
+    resolved_values = {name: getattr(attributes, name) for name in attributes.model_fields_set}
+    fields = {name: resolved_values[name] for name in _PLAIN if name in resolved_values}
+    fields |= {
+        name: _settings(resolved_values[name])
+        for name in ("ttl", "thresholds")
+        if resolved_values.get(name) is not None
+    }
+    fields["table"] = _key(resolved_values["table"])
+    fields["spec"] = _spec(context, resolved_values)
+    fields["schedules"] = _set_fields(resolved_values.get("schedules"))
+    return {**fields, **_sensors(resolved_values.get("sensors")), "checks": _checks(resolved_values.get("checks"))}
 
 
 def _rendered(context: dg.ResolutionContext, value: Any, at: str) -> Any:
-    """A value with what its templates give. All other texts stay: Dagster would make a number of `"3"`.
+    """Return a value with its templates rendered. Other texts stay: Dagster would turn `"3"` into a number.
 
-    `at`: where it is, for messages. Raises InvalidOption for a template that gives None: in YAML that leaves something
-    out, and a variable that nobody has set would do so in silence.
+    `at` is the attribute's path for messages. Raises InvalidOption for a template that renders to None, because None in
+    YAML omits an attribute, and an unset variable would do so silently.
     """
     if isinstance(value, dict):
         return {name: _rendered(context.at_path(name), inner, f"{at}.{name}") for name, inner in value.items()}
     if isinstance(value, list):
         return [_rendered(context.at_path(number), inner, f"{at}.{number}") for number, inner in enumerate(value)]
-    return _given_by(context, value, at) if is_template(value) else value
+    return _rendered_template(context, value, at) if is_template(value) else value
 
 
-def _given_by(context: dg.ResolutionContext, template: str, at: str) -> Any:
-    found = context.resolve_value(template)
-    # Within a longer text, what is not set would become the word None.
-    if found is None or any(context.resolve_value(name) is None for name in _VARIABLE.findall(template)):
-        raise InvalidOption(f"{at}: {template} gives nothing. Set the variable, or leave the attribute out.")
-    return found
+def _rendered_template(context: dg.ResolutionContext, template: str, at: str) -> Any:
+    value = context.resolve_value(template)
+    # In a longer text, an unset variable would become the word None.
+    if value is None or any(context.resolve_value(name) is None for name in _VARIABLE.findall(template)):
+        raise InvalidOption(f"{at}: {template} renders to nothing. Set the variable, or remove the attribute.")
+    return value
 
 
-def _told(rendered: Mapping[str, Any], error: ValidationError) -> str:
-    """Each attribute with what is wrong with it."""
+def _error_text(rendered: Mapping[str, Any], error: ValidationError) -> str:
+    """Return the message: each attribute with its error."""
     wrong = (f"{'.'.join(str(step) for step in _path(e['loc']))}: {e['msg']}" for e in error.errors())
     return f"the table {rendered.get('table')!r}: {'; '.join(wrong)}."
 
 
 def _path(steps: tuple[int | str, ...]) -> list[int | str]:
-    """Without the names that alternatives have."""
+    """Return the path without the names of alternatives."""
     return [step for step in steps if step not in ("value", "object", "template")] or ["attributes"]
 
 
-def _given(model: Any) -> dict[str, Any]:
-    """What was said in an object, or all of a mapping that a template gave."""
+def _set_fields(model: Any) -> dict[str, Any]:
+    """Return the fields set in an object, or the mapping that a template rendered to."""
     if isinstance(model, BaseModel):
         return {name: getattr(model, name) for name in model.model_fields_set}
     return dict(model or {})
 
 
 def _settings(value: Any) -> Any:
-    """The Python object: made of attributes, or given by a template."""
+    """Return the settings object, from attributes or from a template."""
     return value.settings() if isinstance(value, BaseModel) else value  # type: ignore[attr-defined]
 
 
@@ -94,9 +98,9 @@ def _key(table: Any) -> dg.AssetKey:
     return dg.AssetKey.from_user_string(table) if isinstance(table, str) else dg.AssetKey.from_coercible(table)
 
 
-def _spec(context: dg.ResolutionContext, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `table_spec`."""
-    spec = {name: found[name] for name in OF_ASSETS if found.get(name)}
+def _spec(context: dg.ResolutionContext, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `table_spec`."""
+    spec = {name: values[name] for name in OF_ASSETS if values.get(name)}
     if "deps" in spec:
         spec["deps"] = [_key(dep) for dep in spec["deps"]]
     if "tags" in spec:
@@ -108,13 +112,13 @@ def _spec(context: dg.ResolutionContext, found: Mapping[str, Any]) -> dict[str, 
 
 
 def _tag(value: object) -> str:
-    """As YAML writes it."""
+    """Return a tag value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _sensors(sensors: Any) -> dict[str, Any]:
-    asked = _given(sensors)
-    maintenance, commits = asked.get("maintenance", False), asked.get("commits", False)
+    wanted = _set_fields(sensors)
+    maintenance, commits = wanted.get("maintenance", False), wanted.get("commits", False)
     if isinstance(maintenance, bool):
         maintenance = MaintenanceSensor() if maintenance else None
     if isinstance(commits, bool | str):

@@ -1,7 +1,6 @@
-"""Attributes that are made of settings classes: the same fields, the same defaults, the same refusals.
+"""YAML attributes generated from settings classes: the same fields, defaults and validation.
 
-So what `TimeToLive`, `Thresholds`, a check or a sensor can be told in Python can be told in YAML, and a field that one
-of them gets is in YAML at once.
+So each field of `TimeToLive`, `Thresholds`, a check or a sensor is also a YAML attribute.
 """
 
 # No `from __future__ import annotations` here: the models are made of annotations that are computed.
@@ -28,18 +27,20 @@ _CRON = r"^\s*(@[a-z]+|\S+(\s+\S+){4})\s*$"
 
 
 def _duration(value: Any) -> Any:
-    found = value if isinstance(value, timedelta) else parse_duration(str(value))  # what it raises is a ValueError
-    if found <= timedelta(0):
+    duration = value if isinstance(value, timedelta) else parse_duration(str(value))  # its errors are ValueErrors
+    if duration <= timedelta(0):
         raise ValueError("give a duration over 0, such as 26h")
-    return found
+    return duration
 
 
 def _cron(value: Any) -> Any:
-    """As Dagster takes it."""
+    """Validate a cron expression as Dagster does."""
     try:
         dg.ScheduleDefinition(name="schedule", job_name="job", cron_schedule=value)
-    except Exception:  # noqa: BLE001 - Dagster raises several, also of the libraries that it uses
-        raise ValueError(f"{value!r} is no cron expression; write minute hour day month weekday: 53 5 * * *") from None
+    except Exception:  # noqa: BLE001 - Dagster raises many types, also those of its libraries
+        raise ValueError(
+            f"{value!r} is not a cron expression; write minute hour day month weekday: 53 5 * * *"
+        ) from None
     return value
 
 
@@ -48,14 +49,14 @@ Cron = Annotated[str, BeforeValidator(_cron), WithJsonSchema({"type": "string", 
 
 
 class SettingsAttributes(Attributes):
-    """The fields of a settings class. Left out: as the class has it."""
+    """The fields of a settings class. An omitted field has the class's default."""
 
     made: ClassVar[Any]
 
     def settings(self) -> Any:
-        """The Python object that says the same. Raises InvalidRequestError errors."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return self.made(**{n: v.settings() if isinstance(v, SettingsAttributes) else v for n, v in given.items()})
+        """Return the equivalent settings object. Raises InvalidRequestError errors."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return self.made(**{n: v.settings() if isinstance(v, SettingsAttributes) else v for n, v in values.items()})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -78,7 +79,7 @@ def _any_template(value: object) -> bool:
 _templated: Any = Templated
 _choice: Any = Choice
 
-#: Where YAML has another type than Python.
+#: The YAML types that differ from the Python types.
 _IN_YAML: Mapping[Any, Any] = {
     timedelta: _templated[Duration],
     timedelta | None: _templated[Duration | None],
@@ -89,7 +90,7 @@ _IN_YAML: Mapping[Any, Any] = {
 
 @cache
 def model_of(settings: Any, *, without: str = "") -> Any:
-    """The attributes of a settings class: its fields, of which each may be a template."""
+    """Return the attributes of a settings class. Each field may be a template."""
     hints = get_type_hints(settings)
     made: dict[str, Any] = {}
     for field in fields(settings):
@@ -100,16 +101,16 @@ def model_of(settings: Any, *, without: str = "") -> Any:
 
 
 def _type_in_yaml(settings: Any, name: str, hint: Any) -> Any:
-    for known in ((settings, name), (settings.__name__, name), hint):
-        if known in _IN_YAML:
-            return _IN_YAML[known]
+    for key in ((settings, name), (settings.__name__, name), hint):
+        if key in _IN_YAML:
+            return _IN_YAML[key]
     return _templated[hint]
 
 
 def model(settings: Any, made: dict[str, Any]) -> Any:
-    """The attributes of a settings class, with these fields: name -> type and default, as pydantic has them."""
+    """Return the attributes of a settings class with these fields: name -> type and default, as pydantic takes them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # pydantic had a method `schema` once, and a check is called so
+        warnings.simplefilter("ignore", UserWarning)  # the check `schema` has the name of a deprecated pydantic method
         created: Any = create_model(f"{settings.__name__}Attributes", __base__=SettingsAttributes, **made)
     created.made = settings
     created.__doc__ = inspect.getdoc(settings)

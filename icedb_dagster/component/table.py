@@ -1,7 +1,7 @@
 """The component `IceDBTable`: a table's asset, maintenance, sensors and checks, declared in YAML.
 
-It is a thin layer: it calls `build_table_definitions`, `table_spec` and `observable_table` with what YAML says, so
-that all of it can be said in Python too, and comes out the same. Nothing is asked of store or instance.
+It is a thin layer that calls `build_table_definitions`, `table_spec` and `observable_table`, so Python can declare the
+same definitions. It accesses neither store nor instance.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
@@ -30,28 +30,32 @@ __all__ = ["IceDBTable"]
 @dg.scaffold_with(TableScaffolder)
 @dataclass(frozen=True, kw_only=True)
 class IceDBTable(dg.Component, dg.Resolvable):
-    """A table of IceDB: its asset, maintenance jobs, schedules, sensors and checks.
+    """An IceDB table: its asset, maintenance jobs, schedules, sensors and checks.
 
-    The table is `<root>/<key>` of the `IceDBResource` under `resource_key`, which the project defines beside it. With
-    nothing but `table`, it has the jobs of `build_table_definitions` with their usual schedules, stopped.
+    The table is `<root>/<key>` of the `IceDBResource` under `resource_key`, which the project defines. With only
+    `table` set, it has the jobs of `build_table_definitions` with their default schedules, stopped.
+
+    Example:
+        type: icedb_dagster.IceDBTable
+        attributes: {table: events, sensors: {maintenance: true}}
     """
 
     table: dg.AssetKey
     asset: Literal["none", "external", "observable"] = "none"
-    #: Arguments of `table_spec`, for an asset that is defined here.
+    #: Arguments of `table_spec`, if the asset is defined here.
     spec: Mapping[str, Any] = field(default_factory=dict)
     observe_cron: str | None = None
     ttl: TimeToLive | Expiry | None = None
     engine: EngineName = "in_process"
     lock: Lock = "pool"
-    #: Cron expressions over the usual ones, by job; None leaves a schedule out.
+    #: Cron expressions instead of the defaults, by job; None: no schedule.
     schedules: Mapping[str, str | None] = field(default_factory=dict)
-    #: Of the maintenance sensor and the checks, in place of those that they have.
+    #: Replaces the thresholds of the maintenance sensor and the checks.
     thresholds: Thresholds | None = None
     maintenance_sensor: MaintenanceSensor | None = None
     commits_sensor: CommitsSensor | None = None
     checks: TableChecks | None = None
-    #: Whether schedules and sensors are switched on from the beginning.
+    #: Whether schedules and sensors are started from the beginning.
     running: bool = False
     resource_key: str = "icedb"
     spark_resource_key: str = "pyspark"
@@ -59,35 +63,46 @@ class IceDBTable(dg.Component, dg.Resolvable):
     def __post_init__(self) -> None:
         folders_of(self.table)
         if unknown := sorted(self.schedules.keys() - CRONS.keys()):
-            raise InvalidOption(f"the table {self.table}: schedules has {unknown[0]!r}; there are {', '.join(CRONS)}.")
+            raise InvalidOption(
+                f"the table {self.table}: schedules has {unknown[0]!r}, which is not a job. Jobs are "
+                f"{', '.join(CRONS)}."
+            )
         if self.asset not in ("none", "external", "observable"):
             raise InvalidOption(f"the table {self.table}: asset is {self.asset!r}; give none, external or observable.")
         for job, wanted in (("ttl", self.ttl), ("checks", self.checks)):
             if self.schedules.get(job) is not None and wanted is None:
                 raise InvalidOption(
-                    f"the table {self.table.to_user_string()}: schedules has {job}, and there is no such job. Say what "
-                    f"it does in the attribute {job}, or leave the schedule out."
+                    f"the table {self.table.to_user_string()}: schedules has {job}, but the table has no such job. "
+                    f"Configure it in the attribute {job}, or remove the schedule."
                 )
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """The attributes in YAML."""
+        """Return the YAML attributes."""
         return TableAttributes
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """What `dg list components` and the UI tell of it."""
+        """Return the description for `dg list components` and the UI."""
         return dg.ComponentTypeSpec(
             tags=["icedb", "lakehouse"], produces=["asset", "asset_check", "job", "schedule", "sensor"]
         )
 
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
-        """The component that some attributes describe. Raises InvalidOption, and what Dagster raises for templates."""
+        """Return the component that the attributes describe.
+
+        Raises:
+            InvalidOption: An attribute is invalid. The errors that Dagster raises for templates are raised, too.
+        """
         return cls(**resolved(context, model))
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """All that Dagster knows of the table. Raises InvalidOption."""
+        """Return all Dagster definitions of the table.
+
+        Raises:
+            InvalidOption: The settings are invalid.
+        """
         return dg.Definitions.merge(self._asset(), self._maintenance())
 
     def _maintenance(self) -> dg.Definitions:

@@ -1,8 +1,9 @@
-"""Attributes of a component that may be templates (`{{ env.KEEP_DAYS }}`), and the JSON schema of them.
+"""Attributes of a component that may be templates (`{{ env.KEEP_DAYS }}`), and their JSON schema.
 
-Dagster's own way gives every attribute the type "or any text", so that a wrong word is found when definitions load, and
-an object with a wrong field is "not valid under any of the given schemas". Here only a text with `{{` in it is taken
-for a template, and the schema has no alternatives but types: so `dg check yaml` finds more, and names the field.
+Dagster's own approach adds "or any text" to every attribute's type. Then a misspelled word is found only when
+definitions load, and an object with a wrong field is "not valid under any of the given schemas". Here only a text with
+`{{` is a template, and the schema has types instead of alternatives. So `dg check yaml` finds more errors, and names
+the field.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SCHEMA = {"type": "string", "pattern": _TEMPLATE}
 
 
 def is_template(value: object) -> bool:
-    """Whether it is a text that Dagster renders."""
+    """Whether a value is a text that Dagster renders."""
     return isinstance(value, str) and re.search(_TEMPLATE, value, flags=re.DOTALL) is not None
 
 
@@ -35,7 +36,7 @@ def _kind(value: Any) -> str:
     return "value" if plain and not is_template(value) else "template"
 
 
-#: A template, or what became of it: then any object that the code gave it.
+#: A template, or the object that it rendered to.
 Template = Annotated[Any, WithJsonSchema(_SCHEMA)]
 #: A plain value of type T, or a template.
 Templated: TypeAlias = Annotated[
@@ -50,18 +51,18 @@ Choice: TypeAlias = Annotated[
 
 
 class Attributes(dg.Model):
-    """Of a component, or of an object in it. Others than those named are refused."""
+    """Base of a component, or of an object in it. Unknown attributes are rejected."""
 
     @classmethod
     def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
-        """The JSON schema that `dg check yaml` and editors use."""
+        """Return the JSON schema for `dg check yaml` and editors."""
         schema = super().model_json_schema(*args, **options)
         united: dict[str, Any] = _united(schema, schema.pop("$defs", {}))
         return united
 
 
 def _united(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The schema without references and alternatives: one schema whose `type` lists the types."""
+    """Return the schema without references and alternatives, as one schema whose `type` lists the types."""
     if isinstance(schema, list):
         return [_united(item, definitions) for item in schema]
     if not isinstance(schema, dict):
@@ -69,32 +70,32 @@ def _united(schema: Any, definitions: dict[str, Any]) -> Any:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         schema = {**definitions[name], **{k: v for k, v in schema.items() if k != "$ref"}}
-    found = {k: _united(v, definitions) for k, v in schema.items() if k not in ("anyOf", "oneOf")}
+    own = {k: _united(v, definitions) for k, v in schema.items() if k not in ("anyOf", "oneOf")}
     alternatives = [_united(a, definitions) for a in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))]
-    return {**_merged(alternatives), **found} if alternatives else found
+    return {**_merged(alternatives), **own} if alternatives else own
 
 
 def _merged(alternatives: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of alternatives that differ in their type; texts are united into one pattern."""
+    """Merge alternatives that differ in type. Text alternatives become one pattern."""
     if not all("type" in a for a in alternatives):
-        return {}  # one of them is anything
+        return {}  # one alternative accepts anything
     types = _types(alternatives)
     rest: dict[str, Any] = {}
     for alternative in alternatives:
         rest |= {k: v for k, v in alternative.items() if k not in ("type", "const", "enum", "pattern")}
     plain = _types([a for a in alternatives if a != _SCHEMA])
-    if "string" not in plain:  # so that a text is told to be none of these, not to lack a pair of braces
+    if "string" not in plain:  # the error lists these types, instead of demanding braces
         return {**rest, "type": types, "if": _SCHEMA, "else": {"type": plain}}
     texts = [_pattern(a) for a in alternatives if "string" in a["type"]]
     return {**rest, "type": types, **({"pattern": "|".join(filter(None, texts))} if all(texts) else {})}
 
 
 def _types(alternatives: list[dict[str, Any]]) -> list[str]:
-    found = (t for a in alternatives for t in (a["type"] if isinstance(a["type"], list) else [a["type"]]))
-    return [*dict.fromkeys(found)]
+    types = (t for a in alternatives for t in (a["type"] if isinstance(a["type"], list) else [a["type"]]))
+    return [*dict.fromkeys(types)]
 
 
 def _pattern(schema: dict[str, Any]) -> str | None:
-    """What a text must look like; None: anyhow."""
+    """Return the pattern of a text; None for any text."""
     choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
     return "|".join(f"^{re.escape(choice)}$" for choice in choices) or schema.get("pattern")

@@ -1,7 +1,7 @@
-"""Where Spark programs run on AWS: EMR, a cluster for each run, and EMR Serverless.
+"""Places on AWS where Spark programs run: EMR with a cluster for each run, and EMR Serverless.
 
-Nothing of this machine goes there: the program, our wheel and the Python environment are files in S3, and credentials
-come from the roles of the machines. `pip install 'icedb-dagster[aws]'` brings the clients of Dagster Pipes.
+Nothing of this machine is sent there. The program, IceDB's wheel and the Python environment are files in S3, and
+credentials come from the roles of the machines. `pip install 'icedb-dagster[aws]'` installs the Dagster Pipes clients.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
@@ -18,19 +18,19 @@ from botocore.validate import ParamValidator
 from pydantic import Field
 
 from icedb.errors import InvalidOption
-from icedb_dagster.compute.spark_places import Context, SparkPlace, refuse_secrets, spark_options
+from icedb_dagster.compute.spark_places import Context, SparkPlace, reject_secrets, spark_options
 
 __all__ = ["EmrServerlessSpark", "EmrSpark"]
 
-# The folder of a container in which Spark unpacks the environment.
+# The folder in a container into which Spark unpacks the environment.
 UNPACKED = "environment"
 PYTHON = f"./{UNPACKED}/bin/python"
-# botocore asks every half minute and gives up after half an hour, and with it the run; a program may take a week.
-ASKED_MAX = 7 * 24 * 60 * 2
+# botocore polls every half minute and gives up after half an hour, which fails the run. A program may take a week.
+POLLS_MAX = 7 * 24 * 60 * 2
 
 
 class _AwsSpark(SparkPlace):
-    """A service of AWS that starts a program on one request."""
+    """An AWS service that starts a program with one request."""
 
     service: ClassVar[str]
     operation: ClassVar[str]
@@ -44,45 +44,56 @@ class _AwsSpark(SparkPlace):
 
     @abstractmethod
     def _request(self, name: str, entry_point: str, arguments: list[str], options: list[str]) -> dict[str, Any]:
-        """Our part of the request."""
+        """Return the service's parameters."""
 
     @abstractmethod
     def _environment_conf(self, archive: str) -> dict[str, str]:
-        """The properties by which driver and executors unpack the environment and use its Python."""
+        """Return the properties with which driver and executors unpack the environment and use its Python."""
 
     @abstractmethod
     def _start(self, request: Mapping[str, Any]) -> str:
-        """Send the request; returns what was started, in words."""
+        """Send the request, and return a text about the started program."""
 
     def request(self, program: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
-        """The parameters of the call that starts a program: ours, and `overrides` over them. Raises InvalidOption.
+        """Return the parameters of the call that starts a program, with `overrides` merged in.
 
-        They are checked by botocore's model of the service, without network and credentials.
+        botocore's model of the service validates them, without network and credentials.
+
+        Args:
+            program: A program of `spark_jobs` by name, or its `s3://` address.
+            arguments: The program's arguments.
+
+        Raises:
+            InvalidOption: A parameter is invalid, or an argument holds a secret.
         """
         place = type(self).__name__
-        refuse_secrets(place, arguments=arguments)
+        reject_secrets(place, arguments=arguments)
         packed = self._environment_conf(f"{self.environment}#{UNPACKED}") if self.environment else {}
         options = spark_options(place, {**packed, **self.conf}, self.py_files)
         entry_point = self._entry_point(program)
         name = entry_point.rpartition("/")[2].removesuffix(".py")
         request = _merged(self._request(name, entry_point, [*arguments], options), self.overrides)
         operation = botocore.session.get_session().get_service_model(self.service).operation_model(self.operation)
-        # A request also has a token, by which AWS knows one that is repeated: botocore makes it when it sends.
+        # A request also has an idempotency token, which botocore adds when it sends the request.
         sent = {**dict.fromkeys(operation.idempotent_members, "token"), **request}
         report = ParamValidator().validate(sent, operation.input_shape)  # type: ignore[arg-type]
         if report.has_errors():
             problems = "; ".join(report.generate_report().splitlines())
             raise InvalidOption(
-                f"{place}: {self.operation} would refuse the request: {problems}. Correct the field, or overrides."
+                f"{place}: {self.operation} would reject the request: {problems}. Correct the field, or overrides."
             )
         return request
 
     def preview(self, program: str, arguments: Sequence[str] = ()) -> str:
-        """The request as JSON."""
+        """Return the request as JSON."""
         return json.dumps(self.request(program, arguments), indent=2)
 
     def submit(self, program: str, arguments: Sequence[str] = ()) -> str:
-        """Send the request, and do not wait for the program. Raises InvalidOption also when AWS refuses it."""
+        """Start a program without waiting for it, and return a text about it.
+
+        Raises:
+            InvalidOption: A parameter is invalid, or AWS rejects the request.
+        """
         request = self.request(program, arguments)
         try:
             return self._start(request)
@@ -96,25 +107,39 @@ class _AwsSpark(SparkPlace):
             return program
         if "/" in program or program.endswith(".py"):
             raise InvalidOption(
-                f"{type(self).__name__}: {program!r} is on this machine, and AWS takes programs from S3. Copy it there "
+                f"{type(self).__name__}: {program!r} is on this machine, but AWS reads programs from S3. Copy it there "
                 "and give its s3:// address."
             )
         if not self.programs.startswith("s3://"):
             raise InvalidOption(
-                f"{type(self).__name__}: programs is {self.programs!r}; give the s3:// address of the folder that has "
+                f"{type(self).__name__}: programs is {self.programs!r}; give the s3:// address of the folder with "
                 "the files of spark_jobs."
             )
         return f"{self.programs.rstrip('/')}/{program}.py"
 
 
 class EmrSpark(_AwsSpark):
-    """A cluster of EMR that is started for the program, and ends with it.
+    """An EMR cluster that is started for the program, and ends with it.
 
-    `programs`: the folder in S3 with the files of `spark_jobs`. `environment`: a packed virtual environment in S3.
-    `py_files`: archives of Python modules in S3. `messages_bucket`: where the program puts its messages for Dagster;
-    its role must be allowed to write there. `release_label`, `instance_type`, `instance_count`, `service_role`,
-    `instance_role`, `subnet_id`, `log_uri`: as EMR calls them. `conf`: Spark's properties. `region`: without it, the
-    usual AWS chain decides. `overrides`: parameters of RunJobFlow that are put over ours.
+    Args:
+        programs: The folder in S3 with the files of `spark_jobs`.
+        environment: A packed virtual environment in S3.
+        py_files: Archives of Python modules in S3.
+        conf: Spark properties.
+        region: The AWS region; None: the usual AWS chain decides.
+        overrides: Parameters of RunJobFlow that are merged over the others.
+        release_label: As EMR defines it, like the parameters from `instance_type` to `log_uri`.
+        messages_bucket: The bucket for the program's messages to Dagster. The program's role needs write access.
+        instance_type: As EMR defines it.
+        instance_count: As EMR defines it.
+        service_role: As EMR defines it.
+        instance_role: As EMR defines it.
+        subnet_id: As EMR defines it.
+        log_uri: As EMR defines it.
+
+    Example:
+        EmrSpark(programs="s3://code/jobs", release_label="emr-7.5.0", messages_bucket="pipes",
+        instance_type="m6g.xlarge")
     """
 
     service: ClassVar[str] = "emr"
@@ -132,9 +157,11 @@ class EmrSpark(_AwsSpark):
     def run(
         self, context: Context, program: str, arguments: Sequence[str] = (), *, extras: Mapping[str, Any] | None = None
     ) -> dg.PipesClientCompletedInvocation:
-        """Run a program on a cluster of its own, through `dagster_aws.pipes.PipesEMRClient`.
+        """Run a program on its own cluster, through `dagster_aws.pipes.PipesEMRClient`.
 
-        Raises InvalidOption, and botocore's errors: its WaiterError when the program failed.
+        Raises:
+            InvalidOption: A parameter is invalid. botocore's errors are raised, too: its WaiterError if the program
+                failed.
         """
         pipes = _dagster_aws_pipes()
         request = self.request(program, arguments)
@@ -150,15 +177,15 @@ class EmrSpark(_AwsSpark):
         return done
 
     def request(self, program: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
-        """The parameters of RunJobFlow. Raises InvalidOption."""
+        """Return the parameters of RunJobFlow. Raises InvalidOption."""
         request = super().request(program, arguments)
         if any(c.get("Classification") == "spark-defaults" for c in request.get("Configurations", ())):
-            # dagster-aws writes its variables there, and loses them when somebody else's are there already.
-            raise InvalidOption("EmrSpark: overrides has Configurations of spark-defaults; give them as conf.")
+            # dagster-aws writes its variables there, and loses them if others exist already.
+            raise InvalidOption("EmrSpark: overrides has Configurations for spark-defaults. Give them as conf.")
         return request
 
     def client(self) -> Any:
-        """A client of EMR that waits for a cluster for as long as a week."""
+        """Return an EMR client that waits up to a week for a cluster."""
         return _PatientClient(boto3.client("emr", region_name=self.region))
 
     def _start(self, request: Mapping[str, Any]) -> str:
@@ -180,7 +207,7 @@ class EmrSpark(_AwsSpark):
         }
         step = {
             "Name": name,
-            "ActionOnFailure": "TERMINATE_CLUSTER",  # else the cluster ends as if all was well
+            "ActionOnFailure": "TERMINATE_CLUSTER",  # else the cluster ends as if it had succeeded
             "HadoopJarStep": {
                 "Jar": "command-runner.jar",
                 "Args": ["spark-submit", "--deploy-mode", "cluster", *options, entry_point, *arguments],
@@ -199,11 +226,23 @@ class EmrSpark(_AwsSpark):
 
 
 class EmrServerlessSpark(_AwsSpark):
-    """An application of EMR Serverless that is there already.
+    """An existing EMR Serverless application.
 
-    `application_id` and `execution_role_arn`: the application, and the role that the program has. The other fields as
-    for `EmrSpark`; `overrides` are parameters of StartJobRun. Its messages for Dagster are lines of its output, which
-    the request sends to CloudWatch.
+    The program's messages to Dagster are lines of its output, which the request sends to CloudWatch.
+
+    Args:
+        programs: As for `EmrSpark`, like `environment`, `py_files`, `conf` and `region`.
+        environment: As for `EmrSpark`.
+        py_files: As for `EmrSpark`.
+        conf: As for `EmrSpark`.
+        region: As for `EmrSpark`.
+        overrides: Parameters of StartJobRun that are merged over the others.
+        application_id: The application.
+        execution_role_arn: The program's role.
+
+    Example:
+        EmrServerlessSpark(programs="s3://code/jobs", application_id="00f1",
+        execution_role_arn="arn:aws:iam::1:role/spark")
     """
 
     service: ClassVar[str] = "emr-serverless"
@@ -217,7 +256,9 @@ class EmrServerlessSpark(_AwsSpark):
     ) -> dg.PipesClientCompletedInvocation:
         """Run a program in the application, through `dagster_aws.pipes.PipesEMRServerlessClient`.
 
-        Raises InvalidOption, botocore's errors, and RuntimeError when the program failed.
+        Raises:
+            InvalidOption: A parameter is invalid. botocore's errors are raised, too.
+            RuntimeError: The program failed.
         """
         pipes = _dagster_aws_pipes()
         request = self.request(program, arguments)
@@ -229,7 +270,7 @@ class EmrServerlessSpark(_AwsSpark):
         return done
 
     def client(self) -> Any:
-        """A client of EMR Serverless."""
+        """Return an EMR Serverless client."""
         return boto3.client("emr-serverless", region_name=self.region)
 
     def _start(self, request: Mapping[str, Any]) -> str:
@@ -245,7 +286,7 @@ class EmrServerlessSpark(_AwsSpark):
 
     def _request(self, name: str, entry_point: str, arguments: list[str], options: list[str]) -> dict[str, Any]:
         for option in options:
-            if any(c.isspace() or c in "'\"\\" for c in option):  # they are one text, without a rule for quoting
+            if any(c.isspace() or c in "'\"\\" for c in option):  # EMR Serverless takes one text, without quoting rules
                 raise InvalidOption(f"EmrServerlessSpark: {option!r} has a space, a quote or a backslash; remove it.")
         spark_submit = {"entryPoint": entry_point, "entryPointArguments": arguments}
         return {
@@ -262,7 +303,7 @@ class EmrServerlessSpark(_AwsSpark):
 
 
 class _PatientClient:
-    """A boto3 client whose waiters do not give up before the program's end."""
+    """A boto3 client whose waiters do not give up before the program ends."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -271,25 +312,29 @@ class _PatientClient:
         return getattr(self._client, name)
 
     def get_waiter(self, name: str) -> Any:
-        """As boto3's, but for how long it waits."""
+        """Return boto3's waiter, with a longer limit."""
         waiter = self._client.get_waiter(name)
-        waiter.config.max_attempts = ASKED_MAX
+        waiter.config.max_attempts = POLLS_MAX
         return waiter
 
 
 def _dagster_aws_pipes() -> Any:
-    """Only what runs on AWS needs the package."""
+    """Import dagster-aws, which only programs on AWS need."""
     try:
         from dagster_aws import pipes
     except ImportError:
-        raise InvalidOption("EMR needs dagster-aws. Install it with: pip install 'icedb-dagster[aws]'") from None
+        raise InvalidOption(
+            "EMR needs dagster-aws, which is not installed. Run: pip install 'icedb-dagster[aws]'"
+        ) from None
     return pipes
 
 
 def _merged(ours: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged at every level; of all else, what overrides says is taken."""
+    """Merge mappings at every level. For other values, `overrides` win."""
     merged = dict(ours)
     for name, value in overrides.items():
-        known = merged.get(name)
-        merged[name] = _merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+        ours_value = merged.get(name)
+        merged[name] = (
+            _merged(ours_value, value) if isinstance(ours_value, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged

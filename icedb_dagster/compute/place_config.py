@@ -1,4 +1,4 @@
-"""The places where Spark programs run, by name, with their configuration from a file and from command-line words."""
+"""Places where Spark programs run, by name, with configuration from a file and the command line."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PLACES: dict[PlaceName, type[SparkPlace]] = {
 
 
 def configured_place(name: PlaceName, config: Path | None = None, settings: Sequence[str] = ()) -> SparkPlace:
-    """A place with the fields of a TOML or YAML file and those of `settings` over them. Raises InvalidOption.
+    """Return a place with the fields of a TOML or YAML file, overridden by `settings`. Raises InvalidOption.
 
-    A setting is `field=value`, or `field.key=value` for an entry of a mapping; a value in brackets or braces is YAML.
+    A setting is `field=value`, or `field.key=value` for an entry of a mapping. A value in brackets or braces is YAML.
     """
     place = PLACES[name]
     fields = _read(config) if config else {}
@@ -39,33 +39,36 @@ def configured_place(name: PlaceName, config: Path | None = None, settings: Sequ
             raise InvalidOption(f"{name}: the setting {field!r} has no value; write {field}=VALUE.")
         if field.startswith("env.") or field == "env" or "token=" in value:
             raise InvalidOption(
-                f"{name}: the setting {field.partition('.')[0]} would stand on a command line, which others can read. "
-                "Put a secret into the file. The program has the environment of this command in any case."
+                f"{name}: the setting {field.partition('.')[0]} would be on a command line, which other users can "
+                "read. "
+                "Put secrets into the file. The program inherits the environment of this command."
             )
         field, dot, key = field.partition(".")
         if dot:
             fields[field] = {**fields.get(field, {}), key: value}
         else:
             fields[field] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
-    known = place.model_fields
-    unknown = sorted(fields.keys() - known)
+    names = place.model_fields
+    unknown = sorted(fields.keys() - names)
     if unknown:
-        raise InvalidOption(f"{name}: there is no field {unknown[0]!r}; the fields are {', '.join(known)}.")
+        raise InvalidOption(f"{name}: unknown field {unknown[0]!r}. The fields are {', '.join(names)}.")
     try:
         return place(**fields)
     except InvalidArgument as error:
-        raise InvalidOption(f"{error} Give the field in the file, or by a setting.") from None
+        raise InvalidOption(f"{error} Give the field in the file, or with --set.") from None
 
 
 def _read(config: Path) -> dict[str, Any]:
     try:
         text = config.read_text()
         fields = tomllib.loads(text) if config.suffix == ".toml" else yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:  # whose own text quotes the line: it may hold a secret
+    except yaml.MarkedYAMLError as error:  # its own text quotes the line, which may hold a secret
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InvalidOption(f"{config}{line}: {error.problem}. Write it as YAML, or as TOML and name it so.") from None
+        raise InvalidOption(
+            f"{config}{line}: {error.problem}. Write YAML, or TOML in a file that ends in .toml."
+        ) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InvalidOption(f"{config} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(fields, Mapping):
-        raise InvalidOption(f"{config} must hold the fields of a place, as name: value.")
+        raise InvalidOption(f"{config} must contain the fields of a place as name: value.")
     return dict(fields)

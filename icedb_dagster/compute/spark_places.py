@@ -1,7 +1,7 @@
-"""Where Spark programs run: on this machine, on a standalone cluster, over Spark Connect.
+"""Places where Spark programs run: this machine, a standalone cluster, Spark Connect.
 
-Each place is a Dagster resource. `run` starts a program inside an asset or op, through Dagster Pipes; `submit` starts
-it by hand. Here the driver is a process on this machine; `icedb_dagster.compute.emr` has the places where it is not.
+Each place is a Dagster resource. `run` starts a program inside an asset or op, through Dagster Pipes. `submit` starts
+it by hand. Here the driver is a process on this machine. `icedb_dagster.compute.emr` has the places on AWS.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
@@ -30,21 +30,21 @@ __all__ = [
     "LocalSpark",
     "SparkPlace",
     "StandaloneSpark",
-    "refuse_secrets",
+    "reject_secrets",
     "spark_options",
 ]
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
-# The names that Spark itself hides in its logs.
+# Names that Spark redacts in its logs.
 _SECRET_CONF = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(r"(?:--[\w-]+=)?((?:aws_)?(?:secret_access_key|session_token))=", re.IGNORECASE)
-# The names of files that Spark puts on the Python path of its executors.
+# Suffixes of files that Spark puts on the Python path of its executors.
 _PY_FILES = (".zip", ".egg", ".py")
 
 
 class SparkPlace(CheckedFields, dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Somewhere a Spark program can run. Annotate the asset's resource with it, and each deployment chooses a place.
+    """A place where Spark programs run. Annotate an asset's resource with it, and each deployment chooses a place.
 
     A program is the name of one in `spark_jobs`, or the path of a Python file.
     """
@@ -55,35 +55,55 @@ class SparkPlace(CheckedFields, dg.ConfigurableResource):  # type: ignore[type-a
     ) -> dg.PipesClientCompletedInvocation:
         """Run a program as a part of an asset or op, and wait for its end.
 
-        What it reports through Dagster Pipes is in the result. `extras` are for the program: its
-        `PipesContext.extras`. Raises InvalidOption, and `dagster.Failure` or what the client of Pipes raises when the
-        program fails.
+        Args:
+            context: The context of the asset or op.
+            program: A program of `spark_jobs` by name, or a Python file.
+            arguments: The program's arguments.
+            extras: Values for the program's `PipesContext.extras`.
+
+        Returns:
+            The results that the program reported through Dagster Pipes.
+
+        Raises:
+            InvalidOption: A field or argument is invalid.
+            dagster.Failure: The program failed. On AWS, the Pipes client raises its own error instead.
+
+        Example:
+            place.run(context, "backfill", ["--day", "2026-11-21"]).get_results()
         """
 
     @abstractmethod
     def submit(self, program: str, arguments: Sequence[str] = ()) -> str:
-        """Start a program by hand, without Dagster; returns what was started, in words. Raises InvalidOption."""
+        """Start a program by hand, without Dagster, and return a text about it.
+
+        Raises:
+            InvalidOption: A field or argument is invalid.
+        """
 
     @abstractmethod
     def preview(self, program: str, arguments: Sequence[str] = ()) -> str:
-        """What `submit` would start: a line for a shell, or a request. Holds no secrets. Raises InvalidOption."""
+        """Return what `submit` would start: a shell line or a request, without secrets.
+
+        Raises:
+            InvalidOption: A field or argument is invalid.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process to start: what its environment has beyond ours, and the names in it whose values are not shown."""
+    """A process to start: its command, its additional environment, and the variables whose values are hidden."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = field(repr=False)
     hidden: frozenset[str]
 
     def __str__(self) -> str:
-        """The line for a shell. It takes hidden values from the shell's environment, and never to a command line."""
-        shown = [
+        """Return the shell line. Hidden values come from the shell's environment, never from the command line."""
+        assignments = [
             f'{name}="${name}"' if name in self.hidden else f"{name}={shlex.quote(value)}"
             for name, value in self.environment.items()
         ]
-        return " ".join([*shown, shlex.join(self.command)])
+        return " ".join([*assignments, shlex.join(self.command)])
 
 
 class _DriverHere(SparkPlace):
@@ -93,18 +113,21 @@ class _DriverHere(SparkPlace):
 
     @abstractmethod
     def launch(self, program: str, arguments: Sequence[str] = ()) -> Launch:
-        """The process that runs a program. Raises InvalidOption, JavaNotFound."""
+        """Return the process that runs a program. Raises InvalidOption, JavaNotFound."""
 
     def run(
         self, context: Context, program: str, arguments: Sequence[str] = (), *, extras: Mapping[str, Any] | None = None
     ) -> dg.PipesClientCompletedInvocation:
-        """Run a program through `dagster.PipesSubprocessClient`; what it prints goes where Dagster's own output goes.
+        """Run a program through `dagster.PipesSubprocessClient`. Its output is that of the Dagster process.
 
-        Raises InvalidOption, JavaNotFound, and `dagster.Failure` with the error that the program reported.
+        Raises:
+            InvalidOption: A field or argument is invalid.
+            JavaNotFound: Java is not installed.
+            dagster.Failure: The program failed, with the error that it reported.
         """
         launch = self.launch(program, arguments)
         client = dg.PipesSubprocessClient(env=launch.environment)
-        before = len(_reported_errors(context))  # those of earlier tries
+        before = len(_reported_errors(context))  # errors of earlier tries
         try:
             return client.run(context=context, command=launch.command, extras=dict(extras or {}))
         except DagsterPipesExecutionError as error:
@@ -112,33 +135,43 @@ class _DriverHere(SparkPlace):
             raise dg.Failure(reported[-1] if reported else f"{program}: {error}") from None
 
     def submit(self, program: str, arguments: Sequence[str] = ()) -> Never:
-        """Become the program: signals and the exit status are its own. Raises InvalidOption, JavaNotFound."""
+        """Replace this process by the program, so that signals and the exit status are the program's.
+
+        Raises:
+            InvalidOption: A field or argument is invalid.
+            JavaNotFound: Java is not installed.
+        """
         launch = self.launch(program, arguments)
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(launch.command[0], launch.command, {**os.environ, **launch.environment})  # noqa: S606
 
     def preview(self, program: str, arguments: Sequence[str] = ()) -> str:
-        """The line that starts a program in a shell."""
+        """Return the shell line that starts a program."""
         return str(self.launch(program, arguments))
 
     def _launch(self, command: Sequence[str], environment: Mapping[str, str], hidden: Sequence[str] = ()) -> Launch:
-        given = {name: value for name, value in self.env.items() if name not in environment}
-        return Launch(tuple(command), {**given, **environment}, frozenset([*given, *hidden]))
+        own = {name: value for name, value in self.env.items() if name not in environment}
+        return Launch(tuple(command), {**own, **environment}, frozenset([*own, *hidden]))
 
 
 class LocalSpark(_DriverHere):
-    """Spark inside one process of this machine.
+    """Spark inside one process on this machine.
 
-    `master`: `local[*]`, or with a number of threads. `conf`: Spark's properties; they stand on the command line.
-    `env`: variables for the program, secrets too.
+    Args:
+        env: Variables for the program, also secrets.
+        master: `local[*]`, or `local[4]` for four threads.
+        conf: Spark properties. They are on the command line.
+
+    Example:
+        resources = {"spark": LocalSpark(conf={"spark.driver.memory": "4g"})}
     """
 
     master: str = "local[*]"
     conf: dict[str, str] = Field(default={})
 
     def launch(self, program: str, arguments: Sequence[str] = ()) -> Launch:
-        """A `spark-submit` whose master is in the same process. Raises InvalidOption, JavaNotFound."""
+        """Return a `spark-submit` with its master in the same process. Raises InvalidOption, JavaNotFound."""
         if not re.fullmatch(r"local(\[.+\])?", self.master):
             _refuse("LocalSpark", "master", self.master, "local[*], or local[4] for four threads")
         environment = {**os.environ, **self.env}
@@ -149,11 +182,18 @@ class LocalSpark(_DriverHere):
 
 
 class StandaloneSpark(_DriverHere):
-    """A standalone cluster; the driver is on this machine, and the executors must be able to connect to it.
+    """A standalone cluster. The driver is on this machine, and the executors must be able to connect to it.
 
-    `master`: `spark://host:7077`. `py_files`: archives of Python modules that Spark hands to the executors.
-    `executor_python`: the Python on the cluster's machines, with what those modules need; without it, the path of the
-    Python that runs this. `conf` and `env` as for `LocalSpark`.
+    Args:
+        env: Variables for the program, also secrets.
+        master: `spark://host:7077`.
+        py_files: Archives of Python modules that Spark sends to the executors.
+        executor_python: The Python on the cluster's machines, with the dependencies of those modules; None: the path of
+            the Python on this machine.
+        conf: Spark properties. They are on the command line.
+
+    Example:
+        resources = {"spark": StandaloneSpark(master="spark://host:7077")}
     """
 
     master: str
@@ -162,7 +202,7 @@ class StandaloneSpark(_DriverHere):
     conf: dict[str, str] = Field(default={})
 
     def launch(self, program: str, arguments: Sequence[str] = ()) -> Launch:
-        """A `spark-submit` in client mode. Raises InvalidOption, JavaNotFound."""
+        """Return a `spark-submit` in client mode. Raises InvalidOption, JavaNotFound."""
         if not self.master.startswith("spark://"):
             _refuse("StandaloneSpark", "master", self.master, "spark://host:7077")
         environment = {**os.environ, **self.env}
@@ -170,7 +210,7 @@ class StandaloneSpark(_DriverHere):
         return self._launch(
             _spark_submit(environment, self.master, options, program, arguments),
             {
-                # Not all that a local Spark gets: the driver must have an address that the executors can reach.
+                # Fewer variables than for a local Spark: the executors must be able to reach the driver's address.
                 "JAVA_HOME": str(find_java(environment).path),
                 "PYSPARK_DRIVER_PYTHON": sys.executable,
                 "PYSPARK_PYTHON": self.executor_python or sys.executable,
@@ -179,45 +219,49 @@ class StandaloneSpark(_DriverHere):
 
 
 class ConnectSpark(_DriverHere):
-    """A Spark Connect server; the program is a plain Python process and needs no Java.
+    """A Spark Connect server. The program is a plain Python process and needs no Java.
 
-    `remote`: `sc://host:15002`, with the parameters of Spark Connect after it. Give one that holds a token as
-    `dg.EnvVar("...")`: Dagster then keeps it to itself. The program gets it in its environment. `env` as for
-    `LocalSpark`.
+    Args:
+        env: Variables for the program, also secrets.
+        remote: `sc://host:15002`, with parameters of Spark Connect after it. If it holds a token, give it as
+            `dg.EnvVar("...")`, so that Dagster does not store it. The program gets it in its environment.
+
+    Example:
+        resources = {"spark": ConnectSpark(remote=dg.EnvVar("SPARK_REMOTE_URL"))}
     """
 
     remote: str = Field(repr=False)
 
     def launch(self, program: str, arguments: Sequence[str] = ()) -> Launch:
-        """A Python process with `SPARK_REMOTE`. Raises InvalidOption."""
+        """Return a Python process with `SPARK_REMOTE`. Raises InvalidOption."""
         if not self.remote.startswith("sc://"):
             _refuse("ConnectSpark", "remote", self.remote.partition(";")[0], "sc://host:15002")
-        refuse_secrets("ConnectSpark", arguments=arguments)
+        reject_secrets("ConnectSpark", arguments=arguments)
         command = [sys.executable, str(_find_program(program)), *arguments]
-        hidden = ["SPARK_REMOTE"] if ";" in self.remote else []  # its parameters: one may be a token
+        hidden = ["SPARK_REMOTE"] if ";" in self.remote else []  # a parameter may be a token
         return self._launch(command, {"SPARK_REMOTE": self.remote}, hidden)
 
 
 def spark_options(place: str, conf: Mapping[str, str], py_files: Sequence[str] = ()) -> list[str]:
-    """The options of `spark-submit` for properties and Python archives. Raises InvalidOption."""
-    refuse_secrets(place, conf=conf)
+    """Return the options of `spark-submit` for properties and Python archives. Raises InvalidOption."""
+    reject_secrets(place, conf=conf)
     for file in py_files:
         if not file.endswith(_PY_FILES) or "," in file:
             raise InvalidOption(
-                f"{place}: py_files has {file!r}, and Spark's executors import only from names that end in "
-                f"{', '.join(_PY_FILES)}. A wheel is a zip archive: copy it to a name that ends in .zip."
+                f"{place}: py_files has {file!r}, but Spark's executors import only from names that end in "
+                f"{', '.join(_PY_FILES)}. A wheel is a zip archive. Copy it to a name that ends in .zip."
             )
     files = ["--py-files", ",".join(py_files)] if py_files else []
     return [*files, *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}"))]
 
 
-def refuse_secrets(place: str, *, conf: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
-    """A command line can be read by everybody on its machine. Raises InvalidOption, which does not quote the secret."""
+def reject_secrets(place: str, *, conf: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
+    """Reject secrets on a command line, which other users can read. Raises InvalidOption, without the secret."""
     names = [name for name in conf or {} if _SECRET_CONF.search(name)]
-    names += [found[1] for argument in arguments if (found := _SECRET_ARGUMENT.match(argument))]
+    names += [secret[1] for argument in arguments if (secret := _SECRET_ARGUMENT.match(argument))]
     if names:
         raise InvalidOption(
-            f"{place}: {names[0]} would stand on a command line, which others can read. Put it into the program's "
+            f"{place}: {names[0]} would be on a command line, which other users can read. Put it into the program's "
             "environment (the field env, or the environment of this process), or give the machines a role."
         )
 
@@ -229,43 +273,47 @@ def _refuse(place: str, name: str, value: str, remedy: str) -> Never:
 def _spark_submit(
     environment: Mapping[str, str], master: str, options: Sequence[str], program: str, arguments: Sequence[str]
 ) -> list[str]:
-    """The command line: Spark's own program, of SPARK_HOME or of the package pyspark."""
-    refuse_secrets(program, arguments=arguments)
+    """Return the command line of `spark-submit`, from SPARK_HOME or the package pyspark."""
+    reject_secrets(program, arguments=arguments)
     if environment.get("SPARK_REMOTE"):
         raise InvalidOption(
-            f"SPARK_REMOTE is set, so {program} would not go to {master}. Unset it, or use ConnectSpark."
+            f"SPARK_REMOTE is set, so {program} would not run on {master}. Unset it, or use ConnectSpark."
         )
     home = environment.get("SPARK_HOME") or _pyspark_home()
     script = Path(home, "bin", "spark-submit")
     if not script.is_file():
-        raise InvalidOption(f"SPARK_HOME is {home!r}, which has no bin/spark-submit. Set it to a Spark, or unset it.")
+        raise InvalidOption(
+            f"SPARK_HOME is {home!r}, which has no bin/spark-submit. Set it to a Spark installation, or unset it."
+        )
     return [str(script), "--master", master, *options, str(_find_program(program)), *arguments]
 
 
 def _pyspark_home() -> str:
-    # Only located, not imported: the program will import it, in its own process.
+    # Only located: the program imports it in its own process.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise InvalidOption("There is no pyspark here to start the program. Run: pip install 'icedb-dagster[spark]'")
+        raise InvalidOption("The optional dependency pyspark is not installed. Run: pip install 'icedb-dagster[spark]'")
     return spec.submodule_search_locations[0]
 
 
 def _find_program(program: str) -> Path:
-    """The file of a program: one of `spark_jobs` by its name, or any by its path."""
+    """Return the file of a program: one of `spark_jobs` by name, or any file by path."""
     if "/" in program or program.endswith(".py"):
         path = Path(program).resolve()
         if not path.is_file():
-            raise InvalidOption(f"There is no program {str(path)!r}. Give the path of a Python file on this machine.")
+            raise InvalidOption(
+                f"The program {str(path)!r} does not exist. Give the path of a Python file on this machine."
+            )
         return path
     programs = _own_programs()
     if program not in programs:
-        known = ", ".join(sorted(programs)) or "none: spark_jobs is not installed"
-        raise InvalidOption(f"There is no program {program!r} in spark_jobs ({known}). Give one, or a file's path.")
+        names = ", ".join(sorted(programs)) or "none: spark_jobs is not installed"
+        raise InvalidOption(f"{program!r} is not a program of spark_jobs ({names}). Give one, or a file's path.")
     return programs[program]
 
 
 def _own_programs() -> dict[str, Path]:
-    """The files of `spark_jobs` that can be run, by name."""
+    """Return the files of `spark_jobs` that can be run, by name."""
     spec = importlib.util.find_spec("spark_jobs")
     folders = spec.submodule_search_locations if spec else None
     files = [file for folder in folders or () for file in Path(folder).glob("*.py")]
@@ -273,7 +321,7 @@ def _own_programs() -> dict[str, Path]:
 
 
 def _reported_errors(context: Context) -> list[str]:
-    """The first lines of the errors with which programs of this step closed Pipes; Dagster keeps them as events."""
+    """Return the first lines of errors that this step's programs reported, which Dagster stores as events."""
     step = context.get_step_execution_context().step.key
     events = context.instance.all_logs(context.run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
     errors = [e.dagster_event.engine_event_data.error for e in events if e.step_key == step and e.dagster_event]

@@ -1,1 +1,1 @@
-"""The command `icedb-dagster`: the local stack, new projects, and the doctor. Begin with `command`."""
+"""Local development: the command `icedb-dagster`, the local stack, the doctor, and new projects."""

@@ -1,8 +1,8 @@
 """The command `icedb-dagster`: a project's local stack, its locks, its health, and Spark programs.
 
-A thin shell around `icedb_dagster.dev.stack`, `doctor`, `pools`, `project` and `places`. Progress and errors go to
-standard error, results to standard output; an error is one readable line, with the end of the log it came from below,
-and exit status 1 (2 of `doctor`, where 1 means that it found a problem).
+A thin layer over `icedb_dagster.dev.stack`, `dev.doctor`, `dev.project`, `locking.lock_pools` and `compute`. Progress
+and errors go to standard error, results to standard output. An error is one readable line, with the end of the related
+log below it. The exit status is then 1, or 2 for `doctor`, whose status 1 means that it found a problem.
 """
 
 import os
@@ -38,13 +38,13 @@ NOT_EXAMINED = 2
 
 app = typer.Typer(
     name="icedb-dagster",
-    help="Run a project's IceDB platform on this machine: a real Postgres, Dagster's web server and daemon.",
+    help="Run a project's IceDB platform on this machine: Postgres, Dagster's web server and daemon.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-# Where there is no terminal, a script should find each row of a table whole and in one line.
+# Without a terminal, each row of a table is on one line, for scripts.
 _output = Console(width=None if sys.stdout.isatty() else 500)
 _errors = Console(stderr=True)
 
@@ -53,7 +53,7 @@ ProjectDir = Annotated[
     typer.Option(
         "--project-dir",
         "-d",
-        help="The project's folder. Everything is kept in .icedb-dagster inside it.",
+        help="The project's folder. All files of the stack are in .icedb-dagster inside it.",
     ),
 ]
 
@@ -72,10 +72,10 @@ def up(
     webserver: Annotated[bool, typer.Option(help="Start Dagster's web server.")] = True,
     daemon: Annotated[bool, typer.Option(help="Start Dagster's daemon: run queue, schedules, sensors.")] = True,
 ) -> None:
-    """Start what does not run yet, and wait until it works.
+    """Start the services that do not run, and wait until they work.
 
-    Postgres is started from a Python package, unless ICEDB_POSTGRES_URL names one. Web server and daemon load the
-    project's workspace.yaml. Everything listens on 127.0.0.1 only and goes on running until `icedb-dagster down`.
+    Postgres is started from a Python package, unless ICEDB_POSTGRES_URL names a server. The web server and the daemon
+    load the project's workspace.yaml. All services listen on 127.0.0.1 only, and run until `icedb-dagster down`.
     """
     services: list[ServiceName] = ["postgres"]
     services += ["webserver"] if webserver else []
@@ -91,7 +91,7 @@ def up(
 
 @app.command()
 def down(project_dir: ProjectDir = Path()) -> None:
-    """Stop all that `up` started in this folder. The data stays."""
+    """Stop all services that `up` started in this folder. The data remains."""
     with _progress() as progress:
         stopped = local_stack.down(project_dir, progress=progress)
     _output.print(f"Stopped: {', '.join(stopped)}" if stopped else "Nothing was running", soft_wrap=True)
@@ -99,20 +99,20 @@ def down(project_dir: ProjectDir = Path()) -> None:
 
 @app.command()
 def status(project_dir: ProjectDir = Path()) -> None:
-    """Show what runs in this folder."""
+    """Show the services of this folder."""
     _show(local_stack.status(project_dir))
 
 
 @app.command()
 def logs(
-    services: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(SERVICES)}. Without any: all.")] = None,
+    services: Annotated[
+        list[str] | None, typer.Argument(help=f"Services to show: {', '.join(SERVICES)}. Default: all.")
+    ] = None,
     project_dir: ProjectDir = Path(),
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is added, until interrupted.")
-    ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of each, to begin with.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until interrupted.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log to print first.")] = 20,
 ) -> None:
-    """Show what Postgres, web server and daemon print. No password of Postgres is ever shown."""
+    """Show the logs of Postgres, web server and daemon. Postgres passwords are hidden."""
     width = max(map(len, SERVICES))
     try:
         for line in local_stack.log_lines(project_dir, services=services or SERVICES, lines=lines, follow=follow):
@@ -129,13 +129,13 @@ def run(
 ) -> None:
     """Run a command on the instance of this folder's stack, such as dg dev or dagster job execute.
 
-    It takes the place of this one. The way to Postgres is in its environment, and shown nowhere.
+    The command replaces this process. The Postgres address is in its environment, and shown nowhere.
     """
     stack = local_stack.find(project_dir)
     path = path_with_programs(os.environ)
     environ = {**os.environ, **local_stack.environment(stack), "PATH": path}
     if shutil.which(command[0], path=path) is None:
-        raise StackError(f"there is no command {command[0]!r} in {path}")
+        raise StackError(f"the command {command[0]!r} was not found in {path}. Install it, or correct its name")
     os.chdir(stack.project_dir)
     os.execvpe(command[0], command, environ)  # noqa: S606
 
@@ -143,11 +143,11 @@ def run(
 @app.command()
 def pools(
     project_dir: ProjectDir = Path(),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what the limits are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the limits.")] = False,
 ) -> None:
-    """Give the lock of each table its limit, before anybody uses it: the command for after a deployment.
+    """Set the limit of each table's lock. Run this after each deployment, before the first job.
 
-    The tables are those of the project's workspace.yaml, the instance is that of DAGSTER_HOME, or of the local stack.
+    The tables are those of the project's workspace.yaml. The instance is that of DAGSTER_HOME, or of the local stack.
     """
     with project_environment(project_dir), use_instance(project_dir) as used:
         code = load_code(project_dir)
@@ -155,11 +155,11 @@ def pools(
     table = Table("pool", "limit", "", box=None, pad_edge=False, header_style="bold")
     for pool in before:
         limit = "none" if pool.limit is None else f"{pool.limit}{' (default)' if pool.by_default else ''}"
-        done = "" if pool.is_lock else "needs 1" if dry_run else "is 1 now"
+        done = "" if pool.is_lock else "needs 1" if dry_run else "set to 1"
         table.add_row(pool.pool, limit, Text(done, style="yellow"))
-    _output.print(table if before else "No jobs of tables are in this code", soft_wrap=not before)
+    _output.print(table if before else "This code has no jobs of tables", soft_wrap=not before)
     if code.problems:
-        raise StackError(f"the pools of some tables may be missing: {'; '.join(code.problems)}")
+        raise StackError(f"some code could not be loaded, so pools may be missing: {'; '.join(code.problems)}")
 
 
 @app.command()
@@ -167,22 +167,22 @@ def doctor(
     project_dir: ProjectDir = Path(),
     table: Annotated[
         list[str] | None,
-        typer.Option(metavar="URI", help="A table to look at. Repeatable.", show_default="the places in the code"),
+        typer.Option(metavar="URI", help="A table to check. Repeatable.", show_default="the roots in the code"),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Watch the daemon for half a minute: finds a second one for certain.")
+        bool, typer.Option("--watch", help="Watch the daemon for half a minute, which reliably detects a second one.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check instance, Postgres, pools, run monitoring, daemon, and the rights in the store; say what to change.
+    """Check the instance, Postgres, pools, run monitoring, the daemon and the access to the store, and print remedies.
 
-    In the store, an object of the doctor's own is put, read and deleted again. Exit status: 0 no problem (warnings do
-    not count), 1 problems, 2 it could not be examined.
+    In the store, the doctor writes, reads and deletes an object of its own. Exit status: 0 without problems (warnings
+    do not count), 1 with problems, 2 if the check could not run.
     """
     try:
         findings = examine(project_dir, tables=table or (), watch_s=WATCH_S if watch else 0)
     except (IceDBError, OSError) as error:
-        _tell(error)
+        _print_error(error)
         raise typer.Exit(NOT_EXAMINED) from None
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
@@ -194,12 +194,12 @@ def doctor(
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder that is new, or has none of the files.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder, or one without any of the files.")],
     root: Annotated[
-        str, typer.Option(metavar="URI", help="Where the tables are to be: a folder, or s3://bucket/prefix.")
+        str, typer.Option(metavar="URI", help="The root of the tables: a folder, or s3://bucket/prefix.")
     ] = "lake",
 ) -> None:
-    """Begin a project: a partitioned asset that is a table, its maintenance, a test, and what Dagster needs."""
+    """Create a project: a partitioned asset stored as a table, its maintenance, a test, and the Dagster files."""
     created = create_project(folder, root=root)
     for path in created:
         _errors.print(Text(f"· {path}", style="dim"), soft_wrap=True)
@@ -208,43 +208,43 @@ def init(
 
 @app.command()
 def submit(
-    program: Annotated[str, typer.Argument(help="One of spark_jobs by its name, or a Python file (on AWS: in S3).")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="After a --: what the program takes.")] = None,
+    program: Annotated[str, typer.Argument(help="A program of spark_jobs by name, or a Python file (on AWS: in S3).")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The program's arguments, after --.")] = None,
     on: Annotated[PlaceName, typer.Option(help="Where to run it.")] = "local",
     config: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="The place's fields, as TOML or YAML.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A TOML or YAML file with the fields of the place.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="One field, or FIELD.KEY=VALUE of a mapping. Repeatable."),
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set a field, or FIELD.KEY=VALUE in a mapping. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started, and check it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and show what would be started.")] = False,
 ) -> None:
     """Start a Spark program: here, on a cluster, over Spark Connect, or on AWS.
 
-    A program whose driver runs here takes the place of this command, which then ends as it does. On AWS, the program is
-    started, and nobody waits for it. Secrets belong in the environment, or in the roles of the machines.
+    A program whose driver runs here replaces this command, with its exit status. On AWS, the command starts the program
+    and does not wait for it. Put secrets into the environment, or into the roles of the machines.
     """
     place = configured_place(on, config, set_ or ())
     if dry_run:
-        sys.stdout.write(place.preview(program, arguments or ()) + "\n")  # as it is: it may be copied
+        sys.stdout.write(place.preview(program, arguments or ()) + "\n")  # unwrapped, so that it can be copied
     else:
         _errors.print(place.submit(program, arguments or ()), soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: errors of IceDB and of the operating system become one line and status 1."""
+    """Run the command. Errors of IceDB and of the operating system become one line and status 1."""
     try:
         app(arguments)
-    except BrokenPipeError:  # whoever read our output has read enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (IceDBError, OSError) as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(FAILED)
 
 
-def _tell(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     _errors.print(Text.assemble(("error: ", "bold red"), " ".join(str(error).split())), soft_wrap=True)
     for note in getattr(error, "__notes__", ()):
         _errors.print(Text.from_ansi(note, style="dim"), soft_wrap=True)
@@ -252,14 +252,14 @@ def _tell(error: Exception) -> None:
 
 @contextmanager
 def _progress() -> Iterator[local_stack.Progress]:
-    """A line for each step; on a terminal, with a spinner below that shows that something is going on."""
+    """Print a line for each step; on a terminal, with a spinner below."""
     with _errors.status("") as spinner:
 
-        def tell(message: str) -> None:
+        def report(message: str) -> None:
             spinner.update(Text(message, style="dim"))
             _errors.print(Text(f"· {message}", style="dim"), soft_wrap=True)
 
-        yield tell
+        yield report
 
 
 def _show(services: Sequence[ServiceStatus]) -> None:
@@ -272,7 +272,7 @@ def _show(services: Sequence[ServiceStatus]) -> None:
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:
-    """A table of the platform, and one of each place."""
+    """Print a table for the platform, and one for each place."""
     for about in dict.fromkeys(finding.about for finding in findings):
         table = Table("check", "", "found", "what to change", box=None, pad_edge=False, header_style="bold")
         for finding in findings:

@@ -1,7 +1,7 @@
-"""What an asset asks for: rows of a snapshot as the type of its annotation.
+"""Inputs of assets: rows of a snapshot as the type of the input's annotation.
 
-Types of packages that need not be installed are recognised by their names, and imported when somebody wants them. A
-Dataset, a LazyFrame, a RecordBatchReader, a relation and a Spark frame read no rows before they are asked to.
+Types of optional packages are recognized by name, and their packages are imported only if an input needs them. A
+Dataset, a LazyFrame, a RecordBatchReader, a relation and a Spark frame are lazy.
 """
 
 import typing
@@ -24,10 +24,10 @@ from icedb.sql.expressions import Expression, parse_expression
 from icedb.sql.predicates import check_predicate
 from icedb_dagster.io.options import plain
 
-__all__ = ["Rows", "load", "nothing", "type_name"]
+__all__ = ["Rows", "empty", "load", "type_name"]
 
-# A path of DuckDB's own is private, and so is Arrow's.
-_SHOWN = (
+# Names for messages: the module paths of DuckDB's and Arrow's types are private.
+_SUPPORTED_TYPES = (
     "pyarrow.Table, pyarrow.RecordBatchReader, pyarrow.dataset.Dataset, pandas.DataFrame, polars.DataFrame, "
     "polars.LazyFrame, duckdb.DuckDBPyRelation, pyspark.sql.DataFrame, list[dict[str, Any]] or icedb.Snapshot"
 )
@@ -35,9 +35,10 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a snapshot: those of the partitions `where`, of which the asset wants `columns` and a `condition`.
+    """Selected rows of a snapshot.
 
-    `where`: a predicate over the partition columns. Of all three, None stands for all.
+    `where` is a predicate over the partition columns. `columns` and `condition` come from the input's metadata. For
+    each of the three, None selects everything.
     """
 
     snapshot: Snapshot
@@ -47,7 +48,12 @@ class Rows:
 
     @classmethod
     def of(cls, snapshot: Snapshot, where: str | None, metadata: Mapping[str, Any]) -> "Rows":
-        """As the metadata of an `AssetIn` says: `columns` and `where`. Raises InvalidOption, UnknownColumn."""
+        """Select rows as the metadata of an `AssetIn` requests with `columns` and `where`.
+
+        Raises:
+            InvalidOption: `columns` is not a list of names, or `where` is not a condition.
+            UnknownColumn: `columns` names a column that the table does not have.
+        """
         columns, condition = plain(metadata.get("columns")), plain(metadata.get("where"))
         if columns is not None and (
             not isinstance(columns, list | tuple) or not columns or not all(isinstance(c, str) for c in columns)
@@ -55,10 +61,11 @@ class Rows:
             raise InvalidOption(
                 f"{snapshot.table}: the input's metadata 'columns' is {columns!r}; give a list of names."
             )
-        known = {**snapshot.schema, **snapshot.partition_schema}
-        if unknown := [c for c in columns or () if c not in known]:
+        existing = {**snapshot.schema, **snapshot.partition_schema}
+        if unknown := [c for c in columns or () if c not in existing]:
             raise UnknownColumn(
-                f"{snapshot.table}: the input's metadata 'columns' names '{unknown[0]}', and the table has {[*known]}."
+                f"{snapshot.table}: the input's metadata 'columns' names '{unknown[0]}', but the table has "
+                f"{[*existing]}. Correct the name."
             )
 
         def refuse(why: str) -> IceDBError:
@@ -68,88 +75,107 @@ class Rows:
             )
 
         parsed = None if condition is None else parse_expression(condition, refuse=refuse, stable=False)
-        if parsed is not None and known:
+        if parsed is not None and existing:
             visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
             check_predicate(parsed.sql, snapshot.schema, visible, table=snapshot.table, at_once=True)
         return cls(snapshot, where, columns, parsed)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the asset wants neither columns nor a condition."""
+        """Whether neither columns nor a condition are selected."""
         return self.columns is None and self.condition is None
 
     def table(self) -> pa.Table:
-        """The rows, read."""
+        """Read the rows."""
         return self.relation().to_arrow_table() if self.snapshot.schema else pa.table({})
 
     def relation(self) -> duckdb.DuckDBPyRelation:
-        """The rows as a lazy DuckDB relation. DuckDB has none without columns: it gets one of a table that has none."""
+        """Return the rows as a lazy DuckDB relation. DuckDB rejects a relation without columns."""
         selected = "*" if self.columns is None else ", ".join(map(quote_name, self.columns))
         conditions = [] if self.condition is None else [self.condition.sql]
         if self.predicate is not None and any(map(self.chosen.is_older, self.chosen.parts)):
-            conditions.append(self.predicate)  # their paths do not say whether it is true
+            conditions.append(self.predicate)  # their paths do not determine whether it is true
         where = " AND ".join(f"(\n{one}\n)" for one in conditions)
         return self.chosen.query(f"SELECT {selected} FROM t{' WHERE ' + where if where else ''}").relation
 
     @cached_property
     def chosen(self) -> Snapshot:
-        """The snapshot with the parts of the partitions that are meant."""
+        """The snapshot with only the parts of the selected partitions."""
         return replace(self.snapshot, parts=tuple(self.snapshot.in_partitions(self.predicate)))
 
     @cached_property
     def predicate(self) -> str | None:
-        """What is known of the partitions: `where`, and what of the condition is about them alone."""
+        """The predicate over partition columns: `where`, and the conjuncts of the condition over them alone."""
         conjuncts = self.condition.conjuncts if self.condition else ()
         of_paths = [c.sql for c in conjuncts if c.columns and c.columns <= self._in_paths]
-        known = [*([] if self.where is None else [self.where]), *of_paths]
-        return " AND ".join(f"(\n{one}\n)" for one in known) if known else None
+        predicates = [*([] if self.where is None else [self.where]), *of_paths]
+        return " AND ".join(f"(\n{one}\n)" for one in predicates) if predicates else None
 
     def check_of_partitions(self, type_: str) -> None:
-        """Raise InvalidOption when the condition is about more than partitions: others filter by themselves."""
+        """Check that the condition is over partition columns alone: lazy types of other engines filter rows themselves.
+
+        Raises:
+            InvalidOption: The condition is over other columns, too.
+        """
         conjuncts = self.condition.conjuncts if self.condition else ()
         if beyond := [c.sql for c in conjuncts if not c.columns or not c.columns <= self._in_paths]:
             raise InvalidOption(
                 f"{self.snapshot.table}: the input is a {type_}, and the condition {beyond[0]!r} in its metadata "
-                f"'where' is not about partition columns ({sorted(self._in_paths)}) alone. Filter the {type_} in the "
-                "asset; or annotate the input as pyarrow.RecordBatchReader or duckdb.DuckDBPyRelation."
+                f"'where' uses other columns than the partition columns {sorted(self._in_paths)}. Filter the {type_} "
+                "in "
+                "the asset, or annotate the input as pyarrow.RecordBatchReader or duckdb.DuckDBPyRelation."
             )
 
     @cached_property
     def _in_paths(self) -> frozenset[str]:
-        """The partition columns whose values in the paths are those of the rows, case folded."""
+        """The partition columns whose values in the paths equal those of the rows, case-folded."""
         visible = visible_partitions(self.snapshot.schema, self.snapshot.partition_schema)
         stored = [e.name for e in self.snapshot.expressions if e.sql.strip('"') == e.name]
         return frozenset(name.casefold() for name in (*visible, *stored))
 
 
 def load(rows: Rows, wanted: Any) -> Any:
-    """The rows as `wanted`, a type or what stands for any. Raises InvalidOption, and as `Snapshot.query` does."""
+    """Return the rows as the type `wanted`.
+
+    Raises:
+        InvalidOption: The type is not supported. Errors of `icedb.Snapshot.query` are raised, too.
+    """
     name = type_name(wanted)
     if name == "icedb.Snapshot":
         if not rows.is_whole:
             raise InvalidOption(
-                f"{rows.snapshot.table}: the input is an icedb.Snapshot, which is whole: it has no 'columns' and no "
-                "'where' in its metadata. Leave them out, and query the snapshot."
+                f"{rows.snapshot.table}: the input is an icedb.Snapshot, which always has all rows and columns, but "
+                "its "
+                "metadata has 'columns' or 'where'. Remove them, and query the snapshot."
             )
         return rows.snapshot
     if name not in _LOADERS:
-        raise InvalidOption(f"{rows.snapshot.table}: an input cannot be loaded as {wanted}. Annotate it as {_SHOWN}.")
+        raise InvalidOption(
+            f"{rows.snapshot.table}: an input cannot be loaded as {wanted}. Annotate it as {_SUPPORTED_TYPES}."
+        )
     return _LOADERS[name](rows)
 
 
-def nothing(wanted: Any, *, table: str) -> Any:
-    """What there is in a table that is not there yet, as `wanted`: no rows, and no columns. Raises TableNotFound."""
+def empty(wanted: Any, *, table: str) -> Any:
+    """Return the empty rows of a missing table as the type `wanted`, without columns.
+
+    Raises:
+        TableNotFound: The type has no empty value.
+    """
     name = type_name(wanted)
-    if name not in _OF_TABLES:
+    if name not in _EMPTY:
         raise TableNotFound(
-            f"{table}: there is no table yet, and no {name} of one. Create it with Table.create, and begin; or "
-            f"annotate the input as one of {', '.join(_OF_TABLES)}, which are empty then."
+            f"{table}: the table does not exist, and an empty {name} cannot be made. Create it with Table.create, or "
+            f"annotate the input as one of {', '.join(_EMPTY)}, which can be empty."
         )
-    return _OF_TABLES[name](pa.table({}))
+    return _EMPTY[name](pa.table({}))
 
 
 def type_name(wanted: Any) -> str:
-    """A type that inputs may have, as `package.Name`; its own name if it is none. What is not annotated is a Table."""
+    """Return a supported type as `package.Name`, or the text of an unsupported one.
+
+    An input without annotation is a pyarrow Table.
+    """
     if wanted in (Any, type(None), None):
         return "pyarrow.Table"
     if wanted is list or typing.get_origin(wanted) is list:
@@ -159,7 +185,7 @@ def type_name(wanted: Any) -> str:
 
 
 def _short_name(type_: type) -> str:
-    """Without the modules in between, which are a package's own. But Spark has two kinds of DataFrame."""
+    """Return the name without a package's internal modules. Spark is an exception: it has two kinds of DataFrame."""
     package, _, rest = type_.__module__.partition(".")
     of_sql = f"{package}.sql" if package == "pyspark" and rest.startswith("sql") else package.lstrip("_")
     return f"{of_sql}.{type_.__name__}"
@@ -176,10 +202,10 @@ def _reader(rows: Rows) -> pa.RecordBatchReader:
 
 def _dataset(rows: Rows) -> Any:
     rows.check_of_partitions("Dataset")
-    found = dataset(rows.chosen)
+    whole = dataset(rows.chosen)
     if rows.columns is None:
-        return found
-    return found.replace_schema(pa.schema([found.schema.field(c) for c in rows.columns]))
+        return whole
+    return whole.replace_schema(pa.schema([whole.schema.field(c) for c in rows.columns]))
 
 
 def _polars_frame(table: pa.Table) -> Any:
@@ -203,13 +229,13 @@ def _spark_frame(rows: Rows) -> Any:
     spark = SparkSession.getActiveSession()
     if spark is None:
         raise InvalidOption(
-            f"{rows.snapshot.table}: the input wants a Spark DataFrame, and no Spark session is running in this step. "
+            f"{rows.snapshot.table}: the input is a Spark DataFrame, but no Spark session is running in this step. "
             "Give the asset a PySparkResource."
         )
     return icedb_spark.frame(spark, rows.snapshot, where=rows.predicate, columns=rows.columns)
 
 
-_OF_TABLES: Mapping[str, Callable[[pa.Table], Any]] = {
+_EMPTY: Mapping[str, Callable[[pa.Table], Any]] = {
     "pyarrow.Table": lambda table: table,
     "pyarrow.RecordBatchReader": pa.Table.to_reader,
     "pyarrow.Dataset": ds.dataset,

@@ -1,8 +1,8 @@
-"""Store what assets return, and load what they ask for: one asset, one table, one commit for each materialization.
+"""The IO manager: one asset is one table, and each materialization is one commit.
 
-An output is written as parts first and becomes visible in one commit, or not at all. `overwrite` (the default) replaces
-the rows of exactly the partitions of the run, atomically; of an asset without partitions, all rows. `append` adds rows,
-exactly once for a run, a step and a partition. A table that is missing is created.
+The rows of an output are written as parts (data files) first. One commit then makes all of them visible, or none.
+`overwrite` (the default) atomically replaces the rows of exactly the partitions of the run, or all rows of an
+asset without partitions. `append` adds rows, exactly once for each run, step and partition. A missing table is created.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
@@ -18,7 +18,7 @@ from icedb.format.table_spec import ROW_GROUP_ROWS
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn
 from icedb.util.times import parse_as_of
-from icedb_dagster.io.inputs import Rows, load, nothing, type_name
+from icedb_dagster.io.inputs import Rows, empty, load, type_name
 from icedb_dagster.io.options import AssetOptions, Mode, has_partition_expr, partition_columns
 from icedb_dagster.io.outputs import check_output, is_of_table, transaction, write
 from icedb_dagster.metadata.spark_progress import frame_progress
@@ -32,20 +32,34 @@ __all__ = ["IceDBIOManager"]
 
 
 class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
-    """Stores assets as IceDB tables, and loads them.
+    """Stores assets as IceDB tables, and loads tables as inputs.
 
-    Outputs: pyarrow Table, RecordBatch, RecordBatchReader and Dataset, frames of pandas, Polars (lazy ones too) and
-    Spark, DuckDB relations, lists of dicts, an `icedb.Snapshot`; None, or a snapshot of the asset's own table, when the
-    asset wrote by itself. Inputs, by annotation: the same, a pyarrow Table without one; their metadata may have
-    `columns` and `where`, their run config `as_of`.
+    Accepted outputs: pyarrow Table, RecordBatch, RecordBatchReader and Dataset, frames of pandas, Polars (also lazy)
+    and Spark, DuckDB relations, lists of dicts, an `icedb.Snapshot`. An asset that wrote its table itself returns None
+    or a snapshot of that table. An input has the type of its annotation: one of the same types, or a pyarrow Table if
+    there is no annotation. The metadata of an input may have `columns` and `where`, its run config `as_of`.
 
-    Every field but `icedb` holds for all assets, and `icedb/<field>` in an asset's metadata for that one.
+    Each field except `icedb` is a default for all assets. `icedb/<field>` in an asset's metadata overrides it. The
+    fields from `partition_by` on are used only if a table is created; see `icedb.Table.create`.
 
-    `mode`: `overwrite` or `append`. `on_conflict`: what becomes of values of another type than their column's; see
-    `Table.insert`. `on_empty`: an overwrite without rows is an error (`raise`), or empties the partitions (`clear`).
-    `preview_rows`: how many rows the event log gets to see. The others are for tables that are made; see
-    `Table.create`. An asset with partitions says in its metadata which partition column of the table tells them apart:
-    `partition_expr`, one text, or one for each dimension.
+    A partitioned asset needs `partition_expr` in its metadata: the partition column of the table that distinguishes the
+    asset's partitions. Give one text, or a mapping with one text for each dimension.
+
+    Args:
+        icedb: The `IceDBResource` with the tables.
+        mode: `overwrite` or `append`.
+        on_conflict: The treatment of values that do not fit their column's type; see `icedb.Table.insert`.
+        on_empty: The effect of an overwrite without rows: `raise` an error, or `clear` the partitions.
+        preview_rows: Rows of the preview in the event log; 0 for none.
+        partition_by: Partition expressions.
+        sort_by: Sort columns.
+        compression: Compression of the parts.
+        row_group_rows: Rows of a Parquet row group.
+        required: Columns that must not be null.
+        schema_policy: `open`, or `declared` to reject columns that the table does not declare.
+
+    Example:
+        resources = {"io_manager": IceDBIOManager(icedb=IceDBResource(root="s3://lake/events"))}
     """
 
     icedb: dg.ResourceDependency[IceDBResource]
@@ -62,17 +76,23 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
 
     @classmethod
     def input_config_schema(cls) -> Any:
-        """What the run config may say of an input: `ops: {asset: {inputs: {upstream: {as_of: ...}}}}`.
+        """Return the schema of an input's run config: `ops: {asset: {inputs: {upstream: {as_of: ...}}}}`.
 
-        Dagster takes it of an `AssetIn` that names the IO manager as its `input_manager_key`.
+        Dagster uses it for an `AssetIn` that names the IO manager as its `input_manager_key`.
         """
-        time = "Read the table as it was: a time with its zone (2026-11-21T12:00:00Z), or unix milliseconds."
+        time = "Read the table as of this time: ISO 8601 with a zone (2026-11-21T12:00:00Z), or unix milliseconds."
         return {"as_of": dg.Field(dg.Any, is_required=False, description=time)}
 
     # ------------------------------------------------------------------------------------ outputs
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Commit an asset's output. Raises InvalidBatch, InvalidOption, and as `Table.insert` and `overwrite` do."""
+        """Commit an asset's output.
+
+        Raises:
+            InvalidBatch: The output has a type that holds no rows.
+            InvalidOption: The asset's metadata or partitions do not fit the table. Errors of `icedb.Table.insert` and
+                `icedb.Table.overwrite` are raised, too.
+        """
         uri = self._uri(context)
         wrote_itself = obj is None or is_of_table(obj, uri)
         options, selection = self._options(context, uri, wrote_itself=wrote_itself)
@@ -86,21 +106,21 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
             txn = _transaction(context, selection) if options.mode == "append" else None
             with frame_progress(context, obj):
                 commit = write(table, obj, options, selection, txn)
-        told = {} if commit is None else {**_figures(commit, options), **_told_commit(table, commit, txn)}
-        _report(context, table.snapshot(), told, options, selection)
+        figures = {} if commit is None else {**_figures(commit, options), **_commit_identity(table, commit, txn)}
+        _report(context, table.snapshot(), figures, options, selection)
 
     def _options(
         self, context: dg.OutputContext, uri: str, *, wrote_itself: bool
     ) -> tuple[AssetOptions, Selection | None]:
-        """The asset's options, and the partitions of the run; None for an asset that has none."""
+        """Return the asset's options, and the partitions of the run; None if the asset has none."""
         metadata = context.definition_metadata or {}
         partitions = _definition_of(context)
         if wrote_itself and not (context.has_asset_partitions and has_partition_expr(metadata)):
-            partitions = None  # nothing is written here, and nothing told of partitions
+            partitions = None  # nothing is written here, and no partitions are reported
         if partitions is not None and not context.has_asset_partitions:
             raise InvalidOption(
-                f"{uri}: the asset is partitioned, and the run has no partition: an output would stand for all of "
-                "them. Give the run a partition, or a range of them."
+                f"{uri}: the asset is partitioned, but the run has no partition, so the output would apply to all "
+                "partitions. Start the run for a partition, or for a range of them."
             )
         options = AssetOptions.of(self._defaults(), metadata, partitions, table=uri)
         if partitions is None:
@@ -110,12 +130,17 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     # ------------------------------------------------------------------------------------ inputs
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The upstream asset's rows, as the annotation wants them.
+        """Load the rows of the upstream asset as the type of the annotation.
 
-        A table need not be there yet for a run that depends on none of its partitions: it is how one begins that
-        depends on its own last.
+        The table may be missing if the run depends on none of its partitions. This is the first run of an asset that
+        depends on its own previous partition.
 
-        Raises TableNotFound, InvalidOption, UnknownColumn, SnapshotExpired, and as `Snapshot.query` does.
+        Raises:
+            TableNotFound: The table does not exist.
+            InvalidOption: The metadata, the partitions or the annotation are invalid.
+            UnknownColumn: The metadata names a column that the table does not have.
+            SnapshotExpired: The table can no longer be read as of that time. Errors of `icedb.Snapshot.query` are
+                raised, too.
         """
         uri = self._uri(context)
         as_of = (context.config or {}).get("as_of")
@@ -126,10 +151,10 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         except TableNotFound:
             if not _is_about_none(context):
                 raise
-            return nothing(wanted, table=uri)
+            return empty(wanted, table=uri)
         where = None if type_name(wanted) == "icedb.Snapshot" else _partitions_of(context, snapshot)
         rows = load(Rows.of(snapshot, where, context.definition_metadata or {}), wanted)
-        # An observation is of one partition or of the whole asset: Dagster has none of several.
+        # Dagster observes one partition or the whole asset, not several partitions.
         if not context.has_asset_partitions or len(context.asset_partition_keys) == 1:
             context.add_input_metadata({"icedb/snapshot_id": snapshot.id, "icedb/snapshot_time_ms": snapshot.as_of_ms})
         return rows
@@ -137,8 +162,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     def _uri(self, context: dg.OutputContext | dg.InputContext) -> str:
         if not context.has_asset_key:
             raise InvalidOption(
-                f"{self.icedb.root}: the IO manager stores assets, and '{context.name}' of the op "
-                f"'{context.op_def.name}' is none, so it has no table. Give it another IO manager."
+                f"{self.icedb.root}: the IO manager stores assets, but '{context.name}' of the op "
+                f"'{context.op_def.name}' is not an asset and has no table. Give it another IO manager."
             )
         return self.icedb.uri(context.asset_key)
 
@@ -147,7 +172,7 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
 
 
 def _definition_of(context: dg.OutputContext | dg.InputContext) -> dg.PartitionsDefinition | None:
-    """The partitions of the context's asset, also when the run has none."""
+    """Return the partitions definition of the context's asset, even if the run has no partition."""
     try:
         return context.asset_partitions_def
     except dg.DagsterInvariantViolationError:
@@ -155,7 +180,7 @@ def _definition_of(context: dg.OutputContext | dg.InputContext) -> dg.Partitions
 
 
 def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
-    """The predicate of the upstream partitions that the run depends on; None for all rows."""
+    """Return the predicate of the upstream partitions that the run depends on; None for all rows."""
     partitions = _definition_of(context)
     if partitions is None or not context.has_asset_partitions or _is_about_all(context):
         return None
@@ -167,9 +192,9 @@ def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
 
 
 def _is_about_all(context: dg.InputContext) -> bool:
-    """Whether an asset without partitions depends on one that has some, as a whole: no mapping chooses among them.
+    """Whether an asset without partitions depends on a whole partitioned asset: no mapping selects partitions.
 
-    Then it is about all rows of the table, also those of no partition that there is now: late ones, and today's.
+    Then it reads all rows of the table, including rows of no current partition: late ones, and today's.
     """
     step = _step(context)
     if step is None or step.entity_partitions_def is not None:
@@ -179,24 +204,31 @@ def _is_about_all(context: dg.InputContext) -> bool:
 
 
 def _is_about_none(context: dg.InputContext) -> bool:
-    """Whether the run is mapped to no partition of the upstream asset."""
+    """Whether the run depends on no partition of the upstream asset."""
     return context.has_asset_partitions and not context.asset_partition_keys and not _is_about_all(context)
 
 
 def _predicate(selection: Selection, snapshot: Snapshot) -> str:
-    """Raises InvalidOption when the table's partitions do not tell those of the asset apart."""
+    """Return the predicate of the selected partitions.
+
+    Raises:
+        InvalidOption: The table's partitions do not distinguish those of the asset.
+    """
     predicate = selection.predicate(snapshot.partition_schema)
     check_alignment(selection, snapshot.expressions, snapshot.schema)
     return predicate
 
 
 def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
-    """What is wrong with the partitions is said before a row is read, as far as the table knows its columns.
+    """Check the partitions before any row is read, as far as the table knows its columns.
 
-    Rows are appended to whatever partitions they are of; only what is replaced must be told apart.
+    Appended rows may be in any partition. Only an overwrite needs partitions that are distinguished.
     """
     if not selection.keys:
-        raise InvalidOption(f"{table.uri}: the run has no partition of the asset, so there is nowhere to put rows.")
+        raise InvalidOption(
+            f"{table.uri}: the run has no partition of the asset, so the rows have no destination. Start the run for a "
+            "partition."
+        )
     snapshot = table.snapshot()
     selection.check(e.name for e in table.handle.expressions)
     if mode == "overwrite" and snapshot.partition_schema:
@@ -204,7 +236,7 @@ def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
 
 
 def _transaction(context: dg.OutputContext, selection: Selection | None) -> Txn | None:
-    """None for an output without a run: it is never tried again."""
+    """Return the idempotency key of an append; None for an output without a run, which is never retried."""
     if (step := _step(context)) is None:
         return None
     run = step.dagster_run
@@ -212,7 +244,7 @@ def _transaction(context: dg.OutputContext, selection: Selection | None) -> Txn 
 
 
 def _step(context: dg.OutputContext | dg.InputContext) -> Any:
-    """The step of the run, or None for a context that a test has built."""
+    """Return the run's step; None for a context that a test has built."""
     try:
         return context.step_context
     except dg.DagsterInvariantViolationError:
@@ -222,34 +254,40 @@ def _step(context: dg.OutputContext | dg.InputContext) -> Any:
 def _report(
     context: dg.OutputContext,
     snapshot: Snapshot,
-    told: Mapping[str, Any],
+    commit_figures: Mapping[str, Any],
     options: AssetOptions,
     selection: Selection | None,
 ) -> None:
-    """What the materialization says of the table, and its data version, unless the asset has given one.
+    """Report the table in the materialization, and set its data version unless the asset has set one.
 
-    `told`: what it says of the commit.
+    `commit_figures` describes the commit.
     """
-    predicate = _told_partitions(snapshot, selection)
+    predicate = _reported_partitions(snapshot, selection)
     metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
     if selection is not None and len(selection.keys) > 1:
-        metadata.pop("dagster/partition_row_count", None)  # each of the partitions would get the sum of all
-    context.add_output_metadata({**metadata, **told})
+        metadata.pop("dagster/partition_row_count", None)  # each partition would show the sum of all
+    context.add_output_metadata({**metadata, **commit_figures})
     step = _step(context)
     if step is not None and not step.has_data_version(context.asset_key):
         step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
 
 
-def _told_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:
-    """The predicate of the run's partitions; None if the table cannot tell them apart: the rows are committed."""
+def _reported_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:
+    """Return the predicate of the run's partitions; None if the table cannot distinguish them.
+
+    That is no error here, because the rows are committed.
+    """
     try:
         return _predicate(selection, snapshot) if selection and snapshot.schema else None
     except InvalidOption:
         return None
 
 
-def _told_commit(table: Table, commit: Commit, txn: Txn | None) -> Mapping[str, Any]:
-    """Which commit it was, so that no sensor tells of it again. An earlier try's is told by its time alone."""
+def _commit_identity(table: Table, commit: Commit, txn: Txn | None) -> Mapping[str, Any]:
+    """Return metadata that identifies the commit, so that no sensor reports it again.
+
+    The commit of an earlier try is identified by its time alone.
+    """
     if commit.key is not None and commit.created_ms is not None:
         return commit_metadata(commit.created_ms, commit.key, [part.key for part in commit.parts])
     if commit.repeated and txn is not None:
@@ -259,7 +297,7 @@ def _told_commit(table: Table, commit: Commit, txn: Txn | None) -> Mapping[str, 
 
 
 def _figures(commit: Commit, options: AssetOptions) -> Mapping[str, Any]:
-    """What the output did: `repeated` is true when an earlier try of the step had added the rows already."""
+    """Return the figures of the output: `repeated` is true if an earlier try of the step had added the rows."""
     figures: dict[str, Any] = {"icedb/mode": options.mode, "icedb/rows_written": commit.rows}
     if options.mode == "append":
         figures["icedb/repeated"] = commit.repeated

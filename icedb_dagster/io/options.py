@@ -1,9 +1,9 @@
-"""How the table of one asset is written: the IO manager's fields, and over them what the asset's metadata says.
+"""Options of an asset's table: the IO manager's fields, overridden by the asset's metadata.
 
     @dg.asset(partitions_def=days, metadata={"partition_expr": "day", "sort_by": ["user_id"], "icedb/mode": "append"})
 
-Every field is `icedb/<field>` in the metadata. `partition_expr`, `partition_by` and `sort_by` may stand without the
-prefix. Everything is checked here, before there is a table and before a row is read.
+Every field is `icedb/<field>` in the metadata. `partition_expr`, `partition_by` and `sort_by` may omit the prefix. All
+options are checked before a table is created and before a row is read.
 """
 
 import difflib
@@ -27,22 +27,22 @@ Mode = Literal["append", "overwrite"]
 OnEmpty = Literal["raise", "clear"]
 
 _PREFIX = "icedb/"
-#: Options whose names need no prefix. Dagster's own IO managers know `partition_expr`, too.
+#: Options that may omit the prefix. Dagster's own IO managers use `partition_expr`, too.
 _PLAIN = ("partition_expr", "partition_by", "sort_by")
 
-#: What stands in metadata alone: it is about one table.
+#: Options that only metadata may have, because they apply to one table.
 _OF_ASSETS = ("partition_expr", "schema", "merging")
 _OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "required", "schema_policy")
 _OPTIONS = ("mode", "on_conflict", "on_empty", "preview_rows", *_OF_TABLES, *_OF_ASSETS)
 
-# How alike two names must be for one to be the other, misspelt; 1 is the same.
+# The similarity from which a name counts as a misspelled option; 1 is equal.
 _ALIKE = 0.7
 
 Choice = TypeVar("Choice", bound=str)
 
 
 class CreateOptions(TypedDict, total=False):
-    """What a missing table is created with; see `icedb.Table.create`."""
+    """Arguments of `icedb.Table.create` for a missing table."""
 
     partition_by: Sequence[str]
     sort_by: Sequence[str]
@@ -56,9 +56,10 @@ class CreateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class AssetOptions:
-    """What an output does to its table, and how the table is made if it is missing.
+    """How an output is written to its table, and how a missing table is created.
 
-    `columns`: the partition column of each dimension of the asset's partitions; empty when it has none.
+    `columns` has the partition column of each dimension of the asset's partitions. It is empty for an asset without
+    them.
     """
 
     mode: Mode
@@ -77,28 +78,30 @@ class AssetOptions:
         *,
         table: str,
     ) -> "AssetOptions":
-        """The options of an asset with this metadata and these partitions.
+        """Return the options of an asset with this metadata and these partitions.
 
-        Raises InvalidOption, InvalidPartitionExpression.
+        Raises:
+            InvalidOption: An option is misspelled or invalid.
+            InvalidPartitionExpression: A partition expression is invalid.
         """
-        _refuse_misspelt(metadata, table)
-        given = {**defaults, **_given(metadata, table)}
-        expressions = {} if partitions is None else _partition_expressions(given, partitions, table)
-        create = _create_options(given, list(expressions.values()), table)
+        _reject_misspelled(metadata, table)
+        values = {**defaults, **_metadata_options(metadata, table)}
+        expressions = {} if partitions is None else _partition_expressions(values, partitions, table)
+        create = _create_options(values, list(expressions.values()), table)
         columns = _names(expressions, table)
         _check_columns(columns, create.get("partition_by", ()), table)
         options = cls(
-            mode=_choice(given, "mode", get_args(Mode), table),
-            on_conflict=cast("OnConflict", _choice(given, "on_conflict", get_args(OnConflict), table)),
-            on_empty=_choice(given, "on_empty", get_args(OnEmpty), table),
-            preview_rows=_number(given, "preview_rows", 0, table),
+            mode=_choice(values, "mode", get_args(Mode), table),
+            on_conflict=cast("OnConflict", _choice(values, "on_conflict", get_args(OnConflict), table)),
+            on_empty=_choice(values, "on_empty", get_args(OnEmpty), table),
+            preview_rows=_number(values, "preview_rows", 0, table),
             columns=columns,
             create=create,
         )
         if options.on_empty == "clear" and options.on_conflict == "quarantine":
             raise InvalidOption(
-                f"{table}: on_empty is 'clear' and on_conflict is 'quarantine': an output of nothing but rows that do "
-                "not fit would empty the table. Give only one of them."
+                f"{table}: on_empty is 'clear' and on_conflict is 'quarantine': an output in which no row fits would "
+                "empty the table. Set only one of them."
             )
         return options
 
@@ -106,61 +109,66 @@ class AssetOptions:
 def partition_columns(
     metadata: Mapping[str, Any], partitions: dg.PartitionsDefinition, *, table: str
 ) -> dict[str, str]:
-    """The partition column of each dimension, as the asset's `partition_expr` says.
+    """Return the partition column of each dimension, from the asset's `partition_expr`.
 
-    Raises InvalidOption, InvalidPartitionExpression.
+    Raises:
+        InvalidOption: `partition_expr` is missing or does not fit the dimensions.
+        InvalidPartitionExpression: A partition expression is invalid.
     """
-    return _names(_partition_expressions(_given(metadata, table), partitions, table), table)
+    return _names(_partition_expressions(_metadata_options(metadata, table), partitions, table), table)
 
 
 def has_partition_expr(metadata: Mapping[str, Any]) -> bool:
-    """Whether an asset's metadata says which partition column its partitions are about."""
+    """Whether an asset's metadata has a `partition_expr`."""
     return not metadata.keys().isdisjoint(("partition_expr", f"{_PREFIX}partition_expr"))
 
 
 def plain(value: Any) -> Any:
-    """Metadata as it was given: Dagster wraps some values in MetadataValue."""
+    """Return a metadata value without the MetadataValue that Dagster wraps some values in."""
     return value.value if isinstance(value, dg.MetadataValue) else value
 
 
-def _refuse_misspelt(metadata: Mapping[str, Any], table: str) -> None:
+def _reject_misspelled(metadata: Mapping[str, Any], table: str) -> None:
     for key in metadata:
         name = key.removeprefix(_PREFIX)
         if name in (key, *_OPTIONS):
             continue
         if alike := difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=_ALIKE):
-            known = ", ".join(_PREFIX + option for option in sorted(_OPTIONS))
+            options = ", ".join(_PREFIX + option for option in sorted(_OPTIONS))
             raise InvalidOption(
-                f"{table}: the asset's metadata has '{key}', which is no option; is it '{_PREFIX}{alike[0]}'? The "
-                f"options are {known}."
+                f"{table}: the asset's metadata has '{key}', which is not an option. Did you mean "
+                f"'{_PREFIX}{alike[0]}'? The "
+                f"options are {options}."
             )
 
 
-def _given(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """The options among the metadata, by their names without prefix."""
+def _metadata_options(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Return the options in the metadata, by their names without the prefix."""
     twice = [name for name in _PLAIN if name in metadata and _PREFIX + name in metadata]
     if twice:
         raise InvalidOption(
-            f"{table}: the asset's metadata has both '{twice[0]}' and '{_PREFIX}{twice[0]}'. Leave one out."
+            f"{table}: the asset's metadata has both '{twice[0]}' and '{_PREFIX}{twice[0]}'. Remove one of them."
         )
     keys = {name: name if name in metadata and name in _PLAIN else _PREFIX + name for name in _OPTIONS}
     return {name: plain(metadata[key]) for name, key in keys.items() if key in metadata}
 
 
-def _partition_expressions(given: Mapping[str, Any], partitions: dg.PartitionsDefinition, table: str) -> dict[str, str]:
-    """Dimension -> partition expression."""
+def _partition_expressions(
+    values: Mapping[str, Any], partitions: dg.PartitionsDefinition, table: str
+) -> dict[str, str]:
+    """Return the partition expression of each dimension."""
     names = list(dimensions(partitions))
-    expressions = given.get("partition_expr")
+    expressions = values.get("partition_expr")
     if names == [ONLY] and isinstance(expressions, str):
         return {ONLY: expressions}
     if names != [ONLY] and isinstance(expressions, Mapping) and sorted(expressions) == sorted(names):
-        found = {name: plain(expressions[name]) for name in names}
-        if all(isinstance(text, str) for text in found.values()):
-            return found
+        texts = {name: plain(expressions[name]) for name in names}
+        if all(isinstance(text, str) for text in texts.values()):
+            return texts
     example = '"day"' if names == [ONLY] else "{" + ", ".join(f'"{name}": "{name}"' for name in names) + "}"
     raise InvalidOption(
-        f"{table}: the asset is partitioned, and its metadata 'partition_expr' is {expressions!r}. Say which partition "
-        f"column of the table tells its partitions apart{'' if names == [ONLY] else ', for each dimension'}: "
+        f"{table}: the asset is partitioned, but its metadata 'partition_expr' is {expressions!r}. Name the partition "
+        f"column of the table that distinguishes its partitions{'' if names == [ONLY] else ', for each dimension'}: "
         f'metadata={{"partition_expr": {example}}}, or an expression with a name, such as '
         "\"strftime(ts, '%Y-%m-%d') AS day\"."
     )
@@ -170,22 +178,22 @@ def _names(expressions: Mapping[str, str], table: str) -> dict[str, str]:
     return {dimension: parse_partition_by([text], table=table)[0].name for dimension, text in expressions.items()}
 
 
-def _create_options(given: Mapping[str, Any], expressions: Sequence[str], table: str) -> CreateOptions:
-    """What `Table.create` is given. The partition expressions come before a default of the IO manager."""
+def _create_options(values: Mapping[str, Any], expressions: Sequence[str], table: str) -> CreateOptions:
+    """Return the arguments of `Table.create`. Partition expressions take precedence over the IO manager's default."""
     options = CreateOptions(
-        partition_by=_texts(given, "partition_by", table),
-        sort_by=_texts(given, "sort_by", table),
-        required=_texts(given, "required", table),
-        compression=given["compression"],
-        schema_policy=given["schema_policy"],
-        row_group_rows=_number(given, "row_group_rows", 1, table),
+        partition_by=_texts(values, "partition_by", table),
+        sort_by=_texts(values, "sort_by", table),
+        required=_texts(values, "required", table),
+        compression=values["compression"],
+        schema_policy=values["schema_policy"],
+        row_group_rows=_number(values, "row_group_rows", 1, table),
     )
     if expressions and not options["partition_by"]:
         options["partition_by"] = tuple(dict.fromkeys(expressions))
-    if "schema" in given:
-        options["schema"] = given["schema"]
-    if "merging" in given:
-        options["merging"] = _merging(given["merging"], table)
+    if "schema" in values:
+        options["schema"] = values["schema"]
+    if "merging" in values:
+        options["merging"] = _merging(values["merging"], table)
     return options
 
 
@@ -194,13 +202,13 @@ def _check_columns(columns: Mapping[str, str], partition_by: Sequence[str], tabl
     lacking = [c for c in columns.values() if c.casefold() not in {name.casefold() for name in names}]
     if lacking:
         raise InvalidOption(
-            f"{table}: the asset's partition_expr names '{lacking[0]}', and partition_by has {names}. Add it to "
-            "partition_by, or leave partition_by out: a new table is partitioned by partition_expr then."
+            f"{table}: the asset's partition_expr names '{lacking[0]}', but partition_by has {names}. Add it to "
+            "partition_by, or remove partition_by: then a new table is partitioned by partition_expr."
         )
 
 
 def _merging(value: Any, table: str) -> Merging:
-    """As it is given to `Table.create`, or as JSON: `{"kind": "replacing", "by": ["id"], "version": "at"}`."""
+    """Return a merging strategy, from an object or JSON: `{"kind": "replacing", "by": ["id"], "version": "at"}`."""
     try:
         return value if isinstance(value, Merging) else msgspec.convert(value, Dedup | Replacing | Aggregating)
     except msgspec.ValidationError as error:
@@ -210,22 +218,22 @@ def _merging(value: Any, table: str) -> Merging:
         ) from None
 
 
-def _choice(given: Mapping[str, Any], name: str, choices: tuple[Choice, ...], table: str) -> Choice:
-    value = given[name]
+def _choice(values: Mapping[str, Any], name: str, choices: tuple[Choice, ...], table: str) -> Choice:
+    value = values[name]
     if value not in choices:
         raise InvalidOption(f"{table}: {name} is {value!r}; give {' or '.join(map(repr, choices))}.")
     return cast("Choice", value)
 
 
-def _number(given: Mapping[str, Any], name: str, least: int, table: str) -> int:
-    value = given[name]
+def _number(values: Mapping[str, Any], name: str, least: int, table: str) -> int:
+    value = values[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidOption(f"{table}: {name} is {value!r}; give a whole number from {least} on.")
+        raise InvalidOption(f"{table}: {name} is {value!r}; give a whole number of at least {least}.")
     return value
 
 
-def _texts(given: Mapping[str, Any], name: str, table: str) -> tuple[str, ...]:
-    value = given[name]
+def _texts(values: Mapping[str, Any], name: str, table: str) -> tuple[str, ...]:
+    value = values[name]
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-        raise InvalidOption(f"{table}: the asset's metadata '{name}' must be a list of texts, not {value!r}.")
+        raise InvalidOption(f"{table}: the asset's metadata '{name}' is {value!r}; give a list of texts.")
     return tuple(value)

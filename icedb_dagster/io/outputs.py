@@ -1,7 +1,7 @@
-"""What an asset returns becomes one commit of its table, or none at all.
+"""Outputs of assets: the rows that an asset returns become one commit of its table, or none.
 
-append       adds the rows, exactly once for a run, a step and a partition, however often the step is tried
-overwrite    replaces the rows of exactly the partitions of the run; of an asset without partitions, all rows
+append       adds the rows, exactly once for each run, step and partition, however often the step is retried
+overwrite    replaces the rows of exactly the partitions of the run, or all rows of an asset without partitions
 """
 
 import hashlib
@@ -31,12 +31,12 @@ __all__ = ["check_output", "is_of_table", "transaction", "write"]
 
 _ROWS = (pa.Table, pa.RecordBatch, pa.RecordBatchReader, ds.Dataset, duckdb.DuckDBPyRelation, QueryResult, Snapshot)
 _FRAMES = ("pandas.DataFrame", "polars.DataFrame", "polars.LazyFrame", "pyspark.sql.DataFrame")
-# Of keys that are longer, the transaction has a digest.
+# For longer partition keys, the idempotency key has a digest.
 _KEY_LENGTH_MAX = 100
 
 
 def check_output(obj: Any, *, table: str) -> None:
-    """Raise InvalidBatch for what holds no rows."""
+    """Raise InvalidBatch for an output that holds no rows."""
     if isinstance(obj, _ROWS) or type_name(type(obj)) in _FRAMES:
         return
     if isinstance(obj, list) and all(isinstance(row, dict) for row in obj):
@@ -49,14 +49,14 @@ def check_output(obj: Any, *, table: str) -> None:
 
 
 def is_of_table(obj: Any, uri: str) -> bool:
-    """Whether it is a snapshot of that very table: then the asset wrote the rows by itself."""
+    """Whether the output is a snapshot of the asset's own table: then the asset wrote the rows itself."""
     if not isinstance(obj, Snapshot):
         return False
     return parse_location(uri, obj.handle.location.storage_options).uri == obj.table
 
 
 def transaction(run_id: str, step_key: str, keys: Sequence[str]) -> Txn:
-    """The name of an append: the same for each try of a step, in this run and when it is executed again."""
+    """Return the idempotency key of an append: the same for each try of a step, also in a re-executed run."""
     partition = "\n".join(keys)
     if len(partition) > _KEY_LENGTH_MAX or not partition.isprintable():
         partition = hashlib.sha256(partition.encode()).hexdigest()[:16]
@@ -64,10 +64,11 @@ def transaction(run_id: str, step_key: str, keys: Sequence[str]) -> Txn:
 
 
 def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | None, txn: Txn | None) -> Commit:
-    """Commit an output. `selection`: the partitions of the run; None for an asset that has none. `txn`: of an append.
+    """Commit an output.
 
-    Raises EmptyBatch for an overwrite without rows, unless the options say that it empties the partitions; and as
-    `Table.insert` and `Table.overwrite` do.
+    `selection` holds the partitions of the run, or None for an asset without partitions. `txn` is the idempotency key
+    of an append. Raises EmptyBatch for an overwrite without rows, unless the options clear the partitions. Errors of
+    `Table.insert` and `Table.overwrite` are raised, too.
     """
     data = _rows(table, obj)
     if options.mode == "append":
@@ -76,23 +77,23 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
         return _overwrite(table, data, options, selection)
     except EmptyBatch as error:
         if error.table != table.uri and not is_spark_frame(obj):
-            raise  # it is of another table, from the code that gives the rows
+            raise  # the code that produces the rows wrote to another table
         if options.on_empty == "clear":
             return _clear(table, selection)
         raise EmptyBatch(
-            f"{table.uri}: the asset returned no rows that can be stored, and an overwrite would only delete. Return "
-            'rows; or say in the asset\'s metadata that it may empty its partitions: "icedb/on_empty": "clear".',
+            f"{table.uri}: the asset returned no rows that can be stored, so the overwrite would only delete. Return "
+            'rows, or allow empty partitions in the asset\'s metadata: "icedb/on_empty": "clear".',
             table=table.uri,
         ) from None
 
 
 def _rows(table: Table, obj: Any) -> Any:
-    """The output as something that a table takes."""
+    """Return the output as a value that a table accepts."""
     if isinstance(obj, ds.Dataset):
         return obj.scanner().to_reader()
     if not isinstance(obj, Snapshot):
         return obj
-    # Partition columns that the table computes of the rows again need not be stored.
+    # Partition columns that the table computes from the rows need not be stored.
     computed = {e.name.casefold() for e in table.handle.expressions if not e.path_only}
     columns = [c for c in obj.partition_schema if c.casefold() not in computed and c not in obj.schema]
     selected = ", ".join(map(quote_name, [*obj.schema, *columns]))
@@ -109,9 +110,9 @@ def _overwrite(table: Table, data: Any, options: AssetOptions, selection: Select
 
 
 def _partition_types(table: Table, frame: Any) -> dict[str, str]:
-    """The types of the partition columns; of a Spark frame's columns as long as the table has none."""
-    if known := table.snapshot().partition_schema:
-        return dict(known)
+    """Return the types of the partition columns: from the table, or from a Spark frame if the table has none."""
+    if types := table.snapshot().partition_schema:
+        return dict(types)
     with connect_sandbox() as con:
         con.register("frame", frame.limit(0).toArrow())
         columns = describe(con, "SELECT * FROM frame")
@@ -119,13 +120,13 @@ def _partition_types(table: Table, frame: Any) -> dict[str, str]:
 
 
 def _clear(table: Table, selection: Selection | None) -> Commit:
-    """Empty the partitions; of an asset without partitions, the table."""
+    """Empty the partitions of the run, or the table of an asset without partitions."""
     snapshot = table.snapshot()
     if selection is None or not snapshot.parts:
         return table.drop_partitions(snapshot.partitions() or [""], missing_ok=True).commit
     if older := next(filter(snapshot.is_older, snapshot.parts), None):
         raise InvalidOption(
-            f"{table.uri}: the part '{older.key}' was written before the table was partitioned as it is now, and may "
-            "hold rows of the partitions to empty. Delete them with Table.delete(where)."
+            f"{table.uri}: the part '{older.key}' was written before the table got its current partitioning, so it may "
+            "hold rows of the partitions to empty. Delete these rows with Table.delete(where)."
         )
     return table.drop_partitions(selection.predicate(snapshot.partition_schema)).commit

@@ -1,4 +1,4 @@
-"""The deploy command for the locks of tables: each pool gets the limit 1 before anybody uses it."""
+"""Limits of the pools that are table locks, for the deploy command `icedb-dagster pools`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PoolLimit", "ensure_pools", "read_limits"]
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """A pool and its limit; None: nobody set one. `by_default`: it only has the instance's default limit."""
+    """A pool and its limit. `limit` is None if none is set; `by_default` means it is the instance's default limit."""
 
     pool: str
     limit: int | None
@@ -22,18 +22,18 @@ class PoolLimit:
 
     @property
     def is_lock(self) -> bool:
-        """Whether it lets one run in at a time, whatever the instance's default limit becomes."""
+        """Whether the pool admits one run at a time, independent of the instance's default limit."""
         return self.limit == 1 and not self.by_default
 
 
 def read_limits(instance: dg.DagsterInstance, pools: Sequence[str]) -> list[PoolLimit]:
-    """The limits that pools have now."""
+    """Return the current limits of pools."""
     infos = instance.event_log_storage.get_concurrency_infos(pools)
     return [PoolLimit(pool, infos[pool].limit, by_default=infos[pool].using_default_limit) for pool in pools]
 
 
 def ensure_pools(instance: dg.DagsterInstance, pools: Sequence[str], *, dry_run: bool = False) -> list[PoolLimit]:
-    """Give each pool the limit 1, and return what they had. Raises PoolNotExclusive where there are no pools."""
+    """Set the limit 1 on each pool, and return the earlier limits. Raises PoolNotExclusive without pools."""
     before = read_limits(instance, pools)
     if not dry_run:
         for pool in pools:

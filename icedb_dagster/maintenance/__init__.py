@@ -1,4 +1,4 @@
-"""A table's maintenance as Dagster jobs: docs/maintenance.md has what each does, and how to run it."""
+"""A table's maintenance as Dagster jobs. docs/maintenance.md describes each job and how to run it."""
 
 from icedb_dagster.maintenance.configs import (
     CleanupConfig,

@@ -1,4 +1,4 @@
-"""The run config of each kind of maintenance: what the launchpad shows, with the values that schedules use."""
+"""The run config of each maintenance job: the fields that the launchpad shows, with the values that schedules use."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 import dagster as dg
@@ -21,89 +21,92 @@ __all__ = [
     "VerifyConfig",
 ]
 
-#: The table's own time, of the options that are times.
-OF_THE_TABLE = -1
+#: Stands for the table's own setting, in options that are times.
+TABLE_DEFAULT = -1
 
 
 class _Changing(dg.Config):
-    """Of all that changes a table."""
+    """Base of the configs of jobs that change a table."""
 
-    dry_run: bool = Field(default=False, description="Change nothing, and report what would be done.")
+    dry_run: bool = Field(default=False, description="Change nothing. Report what would be done.")
 
 
 class MergeConfig(_Changing):
-    """How much is merged, and into what."""
+    """Limits of a merge (compaction)."""
 
-    part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size are merged.")
+    part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size in bytes are merged.")
     hot_ms: int = Field(
         default=TieredMerge().hot_ms,
-        description="How long after its last rows a partition is hot; -1: merge all that is small.",
+        description="Milliseconds after its last rows for which a partition is hot; -1: merge all small parts.",
     )
-    hot_parts: int = Field(default=TieredMerge().hot_parts, description="Small parts that a hot partition may gather.")
+    hot_parts: int = Field(default=TieredMerge().hot_parts, description="Small parts that a hot partition may have.")
     seconds_max: int = Field(
-        default=60, description="How long the run may hold the table's pool; the next run goes on with what is left."
+        default=60, description="Seconds that the run may hold the table's pool. The next run continues."
     )
 
 
 class MergeLogConfig(_Changing):
-    """How long the new log file may be, and when it is worth it."""
+    """Limits of a merge of log files."""
 
-    lines_max: int = Field(default=LINES_MAX, description="Lines of the new log file.")
-    files_min: int = Field(default=LOG_FILES_MIN, description="With fewer log files, nothing is done.")
+    lines_max: int = Field(default=LINES_MAX, description="Maximum lines of the new log file.")
+    files_min: int = Field(default=LOG_FILES_MIN, description="Minimum number of log files to merge.")
 
 
 class TtlConfig(_Changing):
-    """What time it is, for the time to live."""
+    """The reference date and the time to live."""
 
-    keep_days: int = Field(default=0, description="0: what the definition of the time to live says.")
-    reference_date: str = Field(default="", description="YYYY-MM-DD, as if today were that day (UTC); empty: now.")
+    keep_days: int = Field(default=0, description="Days to keep; 0: as the table's time to live defines.")
+    reference_date: str = Field(default="", description="Reference date, YYYY-MM-DD (UTC); empty: now.")
 
 
 class CleanupConfig(_Changing):
-    """How old what is deleted must be."""
+    """Limits of a cleanup (VACUUM)."""
 
     grace_ms: int = Field(
-        default=OF_THE_TABLE, description="Only what was superseded longer ago; -1: the table's grace period."
+        default=TABLE_DEFAULT,
+        description="Minimum milliseconds since an object was superseded; -1: the table's grace period.",
     )
     allow_short_grace: bool = Field(
-        default=False, description="Nothing else uses the table now: any grace period will do."
+        default=False, description="Allow a short grace period. Use it only if no other program uses the table."
     )
-    deletes_max: int = Field(default=DELETES_MAX, description="Log files and parts of one run.")
+    deletes_max: int = Field(default=DELETES_MAX, description="Maximum log files and parts that one run deletes.")
 
 
 class OrphansConfig(_Changing):
-    """How old an orphan must be."""
+    """Limits of the deletion of orphans: parts of crashed writes."""
 
-    min_age_ms: int = Field(default=OF_THE_TABLE, description="Only parts that are older; -1: the table's, a day.")
-    limit: int = Field(default=ORPHANS_MAX, description="Parts of one run.")
+    min_age_ms: int = Field(
+        default=TABLE_DEFAULT, description="Minimum age of a part in milliseconds; -1: the table's setting, a day."
+    )
+    limit: int = Field(default=ORPHANS_MAX, description="Maximum parts that one run deletes.")
 
 
 class RewriteConfig(_Changing):
-    """Which partition becomes the answer of which query."""
+    """The partition to rewrite, and the query whose result replaces its rows."""
 
-    partition: str = Field(description="The path of the partition: d=2026-11-21.")
+    partition: str = Field(description="The path of the partition, such as d=2026-11-21.")
     query: str = Field(description="One SELECT over `_rows`, the rows of that partition.")
-    new_columns: bool = Field(default=False, description="The answer may bring columns that the table does not have.")
+    new_columns: bool = Field(default=False, description="Allow columns that the table does not have.")
 
 
 class DeleteConfig(_Changing):
-    """Whose rows go."""
+    """The rows to delete."""
 
-    where: str = Field(description="A DuckDB condition over the table's columns: user_id = 7.")
+    where: str = Field(description="A DuckDB condition over the table's columns, such as user_id = 7.")
     passes_max: int = Field(
         default=3,
-        description="It is repeated, up to so many times, until no row is found: others may insert meanwhile.",
+        description="Maximum passes. Passes repeat until none finds a row, because writers may insert meanwhile.",
     )
 
 
 class VerifyConfig(dg.Config):
-    """How much is read. Nothing is ever changed."""
+    """The depth of a verification. It never changes anything."""
 
-    deep: bool = Field(default=False, description="Fetch every part, decode all rows and compare digests.")
+    deep: bool = Field(default=False, description="Read every part, decode all rows and compare digests.")
 
 
 class RestoreConfig(_Changing):
-    """Back to when."""
+    """The time to restore the table to."""
 
-    as_of: str = Field(description="A time with its zone (2026-11-21T10:00:00Z), or unix milliseconds.")
-    allow_empty: bool = Field(default=False, description="Restore also to a time at which the table had no rows.")
+    as_of: str = Field(description="ISO 8601 time with a zone (2026-11-21T10:00:00Z), or unix milliseconds.")
+    allow_empty: bool = Field(default=False, description="Allow a time at which the table had no rows.")

@@ -1,8 +1,8 @@
-"""A table's jobs, schedules, sensors and checks.
+"""Build a table's jobs, schedules, sensors and checks.
 
-A job is two steps: one makes sure that the table's pool lets one run at a time in, the other does all the work while
-it holds the pool. So runs of one table queue up behind each other however they were started. Definitions are made
-without a look at the store or the instance, and cheaply: a platform has hundreds of tables.
+A job has two steps. The first ensures that the table's pool admits one run at a time. The second does all the work
+while it holds the pool. So runs of one table queue up, however they were started. Building definitions accesses
+neither the store nor the instance, and is cheap: a platform has hundreds of tables.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -29,10 +29,10 @@ __all__ = ["CRONS", "EngineName", "Lock", "build_table_definitions"]
 
 EngineName = Literal["in_process", "spark"]
 Lock = Literal["pool", "claim"]
-# A job, or what becomes one when all assets are known.
+# A job, or an unresolved asset job.
 Job = Any
 
-#: When the schedules of a table start its jobs, by the jobs' names: of one table, no two in the same minute.
+#: The cron expressions of a table's schedules, by job name. No two jobs of a table start in the same minute.
 CRONS: Mapping[str, str] = {
     "merge_newest": "*/5 * * * *",
     "merge_oldest": "7-59/15 * * * *",
@@ -44,19 +44,19 @@ CRONS: Mapping[str, str] = {
     "verify": "53 5 * * *",
 }
 
-# Of the runs in the queue, the daemon starts the one with the highest number first; a pool goes by the same.
+# The daemon dequeues runs with a higher number first. So does a pool.
 PRIORITY_TAG = "dagster/priority"
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all jobs of a table have in common. `pool`: None when the claims of the store are the only lock."""
+    """The settings that all jobs of a table share. `pool` is None if the claims in the store are the only lock."""
 
     key: dg.AssetKey
     name: str
     pool: str | None
     resource_key: str
-    #: Where the Spark session is; None: this process rewrites parts.
+    #: The key of the resource with the Spark session; None: this process rewrites parts.
     spark_key: str | None
 
 
@@ -81,28 +81,44 @@ def build_table_definitions(
     resource_key: str = "icedb",
     spark_resource_key: str = "pyspark",
 ) -> dg.Definitions:
-    """Jobs that maintain a table, with schedules, and if you ask for them sensors and checks.
+    """Return a table's maintenance jobs and schedules, with sensors and checks on request.
 
-    Jobs: `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl` with
-    `ttl`, each with a schedule `<job>_schedule` (None leaves it out); `_rewrite`, `_delete` and `_restore` are started
-    by hand. Schedules are stopped until somebody starts them, unless `schedules_running`. The config of a run is that
-    of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. They need an `IceDBResource` under `resource_key`; the
-    table need not be an asset of these definitions.
+    The jobs are `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl` if
+    `ttl` is given. Each has a schedule `<job>_schedule`. The jobs `_rewrite`, `_delete` and `_restore` have none and
+    are started by hand. A run's config is that of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. The table
+    need not be an asset of these definitions.
 
-    `ttl`: a `TimeToLive`, or a function of the open table and the reference time that gives the partitions to drop:
-    paths, or a predicate over the partition columns. `engine="spark"`: merges, rewrites and deletions are done by the
-    session of the resource `spark_resource_key` (a `PySparkResource`, or anything with a `spark_session`).
+    Args:
+        table: The asset key of the table, in any form that Dagster accepts.
+        ttl: A `TimeToLive`, or a function of the open table and the reference time. The function returns the partitions
+            to drop: paths, or a predicate over the partition columns.
+        engine: `"in_process"`, or `"spark"`: the session of `spark_resource_key` does merges, rewrites and deletions.
+        lock: `"pool"`: jobs that change the table hold the pool `icedb_pool(table)`, and fail on an instance whose
+            pools cannot be locks. `"claim"`: no pool is used, and the claims in the store alone keep the table right.
+            Two runs may then do the same work, and the work of one is discarded.
+        merge_newest_cron: Cron expression of the job's schedule, as for the other `_cron` arguments; None: no schedule.
+        merge_oldest_cron: As `merge_newest_cron`.
+        merge_log_cron: As `merge_newest_cron`.
+        cleanup_cron: As `merge_newest_cron`.
+        ttl_cron: As `merge_newest_cron`.
+        orphans_cron: As `merge_newest_cron`.
+        verify_cron: As `merge_newest_cron`.
+        schedules_running: Whether schedules are started from the beginning.
+        maintenance_sensor: Adds the sensor `<table>_maintenance_sensor`, which starts jobs that are due.
+        commits_sensor: Adds the sensor `<table>_commits_sensor`, which reports commits made outside Dagster.
+        checks: Adds the table's asset checks, as `build_table_checks` does, and the job `<table>_checks`.
+        checks_cron: As `merge_newest_cron`.
+        resource_key: The key of the `IceDBResource`.
+        spark_resource_key: The key of a `PySparkResource`, or of any resource with a `spark_session`.
 
-    `lock`: with `"pool"`, what changes the table holds the pool `icedb_pool(table)`, and refuses an instance whose
-    pools cannot hold it. `"claim"`: no pool is used, and the claims in the store alone keep the table right; two runs
-    may then do the same work, of which one's is thrown away.
+    Raises:
+        InvalidOption: An argument is invalid.
 
-    `maintenance_sensor`: the sensor `<table>_maintenance_sensor` starts jobs when they are due. `commits_sensor`:
-    `<table>_commits_sensor` tells Dagster of commits that others make. `checks`: asset checks of the table, as
-    `build_table_checks` makes them, and a job `<table>_checks` with a schedule. Raises InvalidOption.
+    Example:
+        defs = build_table_definitions("events", ttl=TimeToLive("day", keep_days=90), schedules_running=True)
     """
     key = dg.AssetKey.from_coercible(table)
-    folders_of(key)  # better now than when a run opens the table
+    folders_of(key)  # fail now, not when a run opens the table
     _check(key, "engine", engine, ("in_process", "spark"))
     _check(key, "lock", lock, ("pool", "claim"))
     plan = _Plan(
@@ -147,7 +163,7 @@ def _schedule(job: Job, cron: str, *, running: bool) -> dg.ScheduleDefinition:
         job=job,
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
-        description=f"Starts {job.name}. {'Runs until you stop it.' if running else 'Stopped until you start it.'}",
+        description=f"Starts {job.name}. {'Running by default.' if running else 'Stopped by default.'}",
     )
 
 
@@ -167,7 +183,7 @@ def _sensors(
 
 
 def _checks_job(plan: _Plan, checks: dg.AssetChecksDefinition) -> Any:
-    """Of all checks of the table. It changes nothing, so it needs no pool."""
+    """Return the job of all checks of the table. It changes nothing, so it needs no pool."""
     return dg.define_asset_job(
         f"{plan.name}_checks",
         selection=dg.AssetSelection.checks(*checks.check_keys),
@@ -178,7 +194,7 @@ def _checks_job(plan: _Plan, checks: dg.AssetChecksDefinition) -> Any:
 
 
 def _job(plan: _Plan, verb: MaintenanceVerb[Any], lock: dg.OpDefinition | None) -> dg.JobDefinition:
-    """Without Dagster's decorators: they look at each function's signature, which takes seconds for a thousand jobs."""
+    """Build a job without Dagster's decorators: they inspect signatures, which takes seconds for a thousand jobs."""
     work = _work_op(plan, verb, None if lock is None else plan.pool)
     after = {} if lock is None else {"locked": dg.DependencyDefinition(lock.name)}
     nodes = [work] if lock is None else [lock, work]
@@ -189,7 +205,7 @@ def _job(plan: _Plan, verb: MaintenanceVerb[Any], lock: dg.OpDefinition | None) 
         dependencies={work.name: after},
     )
     queued = {} if lock is None or plan.pool is None else {POOL_TAG: plan.pool}
-    # In one process: a step of its own process takes seconds to start, and the work is DuckDB's.
+    # In one process: a separate process per step takes seconds to start, and DuckDB does the work.
     return graph.to_job(
         executor_def=dg.in_process_executor,
         tags={"icedb/table": plan.name, "icedb/verb": verb.name, PRIORITY_TAG: str(verb.priority), **queued},
@@ -204,7 +220,7 @@ def _lock_op(name: str, pool: str) -> dg.OpDefinition:
     return dg.OpDefinition(
         compute_fn=lock,
         name=f"{name}_lock",
-        description=f"Makes sure that the pool {pool} lets one run at a time in.",
+        description=f"Ensures that the pool {pool} admits one run at a time.",
         outs={"result": dg.Out(dg.Nothing)},
     )
 
@@ -238,6 +254,6 @@ def _work_op(plan: _Plan, verb: MaintenanceVerb[Any], pool: str | None) -> dg.Op
 def _engine(context: dg.OpExecutionContext, spark_key: str | None) -> Engine | None:
     if spark_key is None:
         return None
-    from icedb.spark import SparkEngine  # with it comes pyspark
+    from icedb.spark import SparkEngine  # imports pyspark
 
     return SparkEngine(getattr(context.resources, spark_key).spark_session)

@@ -1,4 +1,4 @@
-"""What a run leaves in Dagster's event log: an observation of the table, and the reason when the run fails."""
+"""Events of maintenance runs in Dagster's event log: an observation of the table, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["log_report"]
 def log_report(
     context: dg.OpExecutionContext, key: dg.AssetKey, verb: str, table: icedb.Table, report: MaintenanceReport
 ) -> None:
-    """Tell what was done, and what the table is like now. Raises dagster.Failure for a report of a failure."""
+    """Log the work done and the state of the table. Raises dagster.Failure for a report with a failure."""
     context.log.info("%s of %s: %s", verb, table.uri, ", ".join(f"{n}: {v}" for n, v in report.figures.items()))
     figures = {n: markdown.escaped(v) if isinstance(v, str) else v for n, v in report.figures.items()}
     metadata: dict[str, dg.MetadataValue] = {verb: markdown_table(figures)}
     if report.problems:
         metadata["problems"] = problems_table(report.problems)
-    # A damaged table may not even give a snapshot.
+    # A damaged table may have no readable snapshot.
     of_table = {} if report.failure else table_metadata(table.snapshot())
     context.log_event(dg.AssetObservation(key, metadata={**metadata, **of_table}))
     if report.failure:

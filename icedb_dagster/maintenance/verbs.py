@@ -1,4 +1,4 @@
-"""What each kind of maintenance does with an open table, and what it says of it."""
+"""The maintenance verbs: how each works on an open table, and the report it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from icedb.operations.rewrite.merge_loop import merge_for
 from icedb.transaction.append import Commit
 from icedb.util.times import parse_as_of
 from icedb_dagster.maintenance.configs import (
-    OF_THE_TABLE,
+    TABLE_DEFAULT,
     CleanupConfig,
     DeleteConfig,
     MergeConfig,
@@ -40,7 +40,7 @@ Config = TypeVar("Config", bound=dg.Config)
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceTask(Generic[Config]):
-    """What one run is to do. `engine`: who rewrites parts, if not this process."""
+    """The input of a verb. `engine` rewrites parts; None: this process does."""
 
     table: icedb.Table
     config: Config
@@ -49,7 +49,7 @@ class MaintenanceTask(Generic[Config]):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What a run did, for people. With a `failure` the run fails, and what it says is the reason."""
+    """The result of a verb, for display. If `failure` is not empty, the run fails with that reason."""
 
     figures: Mapping[str, object]
     problems: Sequence[Problem] = ()
@@ -60,7 +60,8 @@ class MaintenanceReport:
 class MaintenanceVerb(Generic[Config]):
     """A kind of maintenance. `exclusive`: it changes the table, so one run at a time does it.
 
-    `priority`: of two runs that wait for a table, the one with the higher goes first. `rewrites`: an engine can do it.
+    Of two runs that wait for a table, the one with the higher `priority` runs first. `rewrites`: an engine can do the
+    work.
     """
 
     name: str
@@ -73,13 +74,13 @@ class MaintenanceVerb(Generic[Config]):
 
     @property
     def config_schema(self) -> Any:
-        """The run config, as Dagster checks it."""
+        """The schema with which Dagster validates the run config."""
         return _config_schema(self.config)
 
 
 @cache
 def _config_schema(config: Any) -> Any:
-    """Made once, however many tables there are."""
+    """Build the schema once for all tables."""
     return config.to_config_schema()
 
 
@@ -141,14 +142,14 @@ def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> Maint
     figures = {"reference": reference.isoformat(timespec="minutes"), **how}
     if not chosen and not isinstance(chosen, str):
         return MaintenanceReport({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
-    # A run that is executed again finds what the first one dropped gone.
+    # In a re-executed run, the partitions may be gone already.
     report = table.drop_partitions(chosen, missing_ok=True, dry_run=config.dry_run)
     return MaintenanceReport(
         {
             **figures,
             "partitions dropped": len(report.partitions),
             "parts dropped": len(report.parts),
-            "rows dropped": _known(report.rows),
+            "rows dropped": _or_unknown(report.rows),
             "bytes to free": report.bytes,
             "parts of an earlier partitioning, not dropped": len(report.older_parts),
             **_written(report.commit, dry_run=report.dry_run),
@@ -159,7 +160,7 @@ def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> Maint
 def _cleanup(task: MaintenanceTask[CleanupConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.cleanup(
-        grace_ms=_or_the_table_s(config.grace_ms),
+        grace_ms=_or_table_default(config.grace_ms),
         allow_short_grace=config.allow_short_grace,
         deletes_max=config.deletes_max,
         dry_run=config.dry_run,
@@ -183,16 +184,16 @@ def _cleanup(task: MaintenanceTask[CleanupConfig]) -> MaintenanceReport:
 def _orphans(task: MaintenanceTask[OrphansConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.delete_orphans(
-        min_age_ms=_or_the_table_s(config.min_age_ms), limit=config.limit, dry_run=config.dry_run
+        min_age_ms=_or_table_default(config.min_age_ms), limit=config.limit, dry_run=config.dry_run
     )
     return MaintenanceReport(
         {
             "orphans deleted": len(report.deleted_parts),
             "bytes freed": report.deleted_bytes,
             "remaining": report.remaining,
-            "parts that may be being written": report.young_parts,
+            "young parts, possibly still being written": report.young_parts,
             "unfinished puts deleted": report.unfinished_puts,
-            "objects that are nobody's, never deleted": len(report.foreign),
+            "foreign objects, never deleted": len(report.foreign),
             **_dry(dry_run=report.dry_run),
         }
     )
@@ -206,7 +207,7 @@ def _rewrite(task: MaintenanceTask[RewriteConfig]) -> MaintenanceReport:
     return MaintenanceReport(
         {
             "partition": report.partition,
-            "rows before": _known(report.rows_before),
+            "rows before": _or_unknown(report.rows_before),
             "rows": report.rows,
             "parts replaced": report.replaced_parts,
             "new parts": report.new_parts,
@@ -220,7 +221,7 @@ def _rewrite(task: MaintenanceTask[RewriteConfig]) -> MaintenanceReport:
 def _delete(task: MaintenanceTask[DeleteConfig]) -> MaintenanceReport:
     config = task.config
     if config.passes_max < 1:
-        raise InvalidOption(f"{task.table.uri}: passes_max is {config.passes_max}; give 1 at least.")
+        raise InvalidOption(f"{task.table.uri}: passes_max is {config.passes_max}; give at least 1.")
     passes: list[DeleteReport] = []
     while not passes or (passes[-1].second_pass_needed and not config.dry_run and len(passes) < config.passes_max):
         passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=task.engine))
@@ -234,7 +235,7 @@ def _delete(task: MaintenanceTask[DeleteConfig]) -> MaintenanceReport:
             "parts removed": sum(p.removed_parts for p in passes),
             "bytes of these parts": sum(p.bytes for p in passes),
             "passes": len(passes),
-            "no such row is left": "yes" if complete else "not sure: run it again",
+            "no such row is left": "yes" if complete else "unknown: run the job again",
             "log files": ", ".join(p.commit.key for p in passes if p.commit.key is not None) or "none",
             **_dry(dry_run=config.dry_run),
         }
@@ -248,7 +249,7 @@ def _verify(task: MaintenanceTask[VerifyConfig]) -> MaintenanceReport:
         "errors": sum(p.severity == "error" for p in report.problems),
         "warnings": sum(p.severity == "warning" for p in report.problems),
         "live parts": report.live_parts,
-        "live rows": _known(report.live_rows),
+        "live rows": _or_unknown(report.live_rows),
         "live parts not compared with a digest": report.unchecked_parts,
         "log files": report.log_files,
         "orphans": len(report.orphans),
@@ -265,18 +266,18 @@ def _restore(task: MaintenanceTask[RestoreConfig]) -> MaintenanceReport:
         {
             "as of": _utc(report.as_of_ms),
             "parts restored": len(report.restored),
-            "rows restored": _known(report.rows),
+            "rows restored": _or_unknown(report.rows),
             "bytes restored": report.bytes,
-            "parts that came later, gone": len(report.tombstoned),
-            "rows before": _known(report.rows_before),
-            "rows after": _known(report.rows_after),
+            "later parts, removed": len(report.tombstoned),
+            "rows before": _or_unknown(report.rows_before),
+            "rows after": _or_unknown(report.rows_after),
             **_written(report.commit, dry_run=report.dry_run),
         }
     )
 
 
-def _or_the_table_s(ms: int) -> int | None:
-    return None if ms == OF_THE_TABLE else ms
+def _or_table_default(ms: int) -> int | None:
+    return None if ms == TABLE_DEFAULT else ms
 
 
 def _written(commit: Commit, *, dry_run: bool) -> dict[str, object]:
@@ -287,7 +288,7 @@ def _dry(*, dry_run: bool) -> dict[str, object]:
     return {"dry run": "yes: nothing was changed" if dry_run else "no"}
 
 
-def _known(rows: int | None) -> object:
+def _or_unknown(rows: int | None) -> object:
     return "unknown" if rows is None else rows
 
 
@@ -296,19 +297,19 @@ def _utc(unix_ms: int) -> str:
 
 
 def ttl_verb(ttl: TimeToLive | Expiry) -> MaintenanceVerb[TtlConfig]:
-    """Time to live is each table's own."""
+    """Return the verb for a table's own time to live."""
     return MaintenanceVerb(
         "ttl", TtlConfig, partial(_ttl, ttl=ttl), "Drops partitions that are older than their time to live."
     )
 
 
-#: Those of every table. A hot partition must stay small whatever else waits, so its merge goes first.
+#: The verbs of every table. Hot partitions get small parts fastest, so their merge has the highest priority.
 VERBS: tuple[MaintenanceVerb[Any], ...] = (
     MaintenanceVerb(
         "merge_newest",
         MergeConfig,
         partial(_merge, order="newest"),
-        "Merges small parts, those of the newest rows first.",
+        "Merges small parts (compaction), newest rows first.",
         priority=1,
         rewrites=True,
     ),
@@ -316,7 +317,7 @@ VERBS: tuple[MaintenanceVerb[Any], ...] = (
         "merge_oldest",
         MergeConfig,
         partial(_merge, order="oldest"),
-        "Merges small parts, those of the oldest rows first.",
+        "Merges small parts (compaction), oldest rows first.",
         priority=-1,
         rewrites=True,
     ),
@@ -324,15 +325,21 @@ VERBS: tuple[MaintenanceVerb[Any], ...] = (
         "merge_log", MergeLogConfig, _merge_log, "Merges small log files, so that opening the table stays cheap."
     ),
     MaintenanceVerb(
-        "cleanup", CleanupConfig, _cleanup, "Deletes what was superseded longer than the grace period ago."
+        "cleanup", CleanupConfig, _cleanup, "Deletes objects superseded longer ago than the grace period (VACUUM)."
     ),
-    MaintenanceVerb("orphans", OrphansConfig, _orphans, "Deletes parts of crashed writes: nothing names them."),
     MaintenanceVerb(
-        "rewrite", RewriteConfig, _rewrite, "Puts the answer of a query in the place of a partition.", rewrites=True
+        "orphans", OrphansConfig, _orphans, "Deletes orphans: parts of crashed writes, which no log file names."
+    ),
+    MaintenanceVerb(
+        "rewrite",
+        RewriteConfig,
+        _rewrite,
+        "Replaces the rows of a partition with the result of a query.",
+        rewrites=True,
     ),
     MaintenanceVerb("delete", DeleteConfig, _delete, "Deletes the rows for which a condition is true.", rewrites=True),
     MaintenanceVerb(
-        "verify", VerifyConfig, _verify, "Looks at every object of the table. Changes nothing.", exclusive=False
+        "verify", VerifyConfig, _verify, "Checks every object of the table. Changes nothing.", exclusive=False
     ),
-    MaintenanceVerb("restore", RestoreConfig, _restore, "Makes the table what it was at a time."),
+    MaintenanceVerb("restore", RestoreConfig, _restore, "Restores the table to an earlier time."),
 )

@@ -1,1 +1,1 @@
-"""Metadata of a table in Dagster's UI: figures, previews, charts, progress of Spark. Begin with `table_metadata`."""
+"""Metadata of a table in Dagster's UI: figures, previews, charts, Spark progress. Begin with `table_metadata`."""

@@ -1,4 +1,4 @@
-"""Texts in Dagster's Markdown, shown as they are: a value of a table is not allowed to be a link, a picture or HTML."""
+"""Dagster's Markdown with escaped text: a value of a table must not become a link, a picture or HTML."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["escaped", "picture", "table"]
 
-# What Markdown would take for itself; a backslash before any of these shows it as it is.
+# Characters with a meaning in Markdown. A backslash escapes each.
 _SPECIAL = re.compile(r"[\\`*_\[\]|<~&]")
 
 
 def escaped(text: str) -> str:
-    """A text in one line, without characters that cannot be seen."""
+    """Return a text in one line, without unprintable characters, and with Markdown escaped."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return _SPECIAL.sub(r"\\\g<0>", " ".join(printable.split()))
 
 
 def table(names: Iterable[str], rows: Iterable[Sequence[str | None]]) -> str:
-    """Rows under the names of their columns; None is shown as null."""
+    """Return rows under a header. None is shown as null."""
     header = [escaped(name) for name in names]
     lines = [["*null*" if value is None else escaped(value) for value in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *lines])
 
 
 def picture(alternative: str, png: str) -> str:
-    """A picture that needs no other file: `png` is base64. `alternative` says the same in words."""
+    """Return an embedded picture: `png` is base64, `alternative` is its text."""
     return f"![{escaped(alternative)}](data:image/png;base64,{png})"

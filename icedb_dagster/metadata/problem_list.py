@@ -1,4 +1,4 @@
-"""What is wrong with a table, as the UI shows it: for the job that verifies, and for the check."""
+"""The problems of a table as the UI shows them, for the verify job and the objects check."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from icedb_dagster.metadata import markdown
 
 __all__ = ["problems_table"]
 
-# An event is read on a screen; `icedb verify` lists them all.
+# An event is read on a screen. `icedb verify` lists all problems.
 PROBLEMS_MAX = 100
 
 
 def problems_table(problems: Sequence[icedb.Problem]) -> dg.MarkdownMetadataValue:
-    """The first hundred problems, in the order in which they are given, each with its remedy."""
+    """Return the first hundred problems in their order, each with its remedy."""
     rows = [(p.severity, p.key, p.kind, p.message) for p in problems[:PROBLEMS_MAX]]
-    text = markdown.table(("severity", "object", "what", "what it means, and the remedy"), rows)
+    text = markdown.table(("severity", "object", "problem", "meaning and remedy"), rows)
     if len(problems) > PROBLEMS_MAX:
         text += f"\n\nand {len(problems) - PROBLEMS_MAX:,} more: `icedb verify` lists all"
     return dg.MetadataValue.md(text)

@@ -1,4 +1,4 @@
-"""The picture of a table's parts in Dagster's Markdown. It is stored with each materialization."""
+"""The chart of a table's part sizes in Dagster's Markdown. It is stored with each materialization."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __all__ = ["markdown_picture"]
 
 
 def markdown_picture(sizes: PartSizes) -> str:
-    """The picture with its alternative text, in Markdown; without parts only the text."""
+    """Return the chart with its alternative text in Markdown; without parts only the text."""
     return picture(sizes.text, base64.b64encode(draw(sizes)).decode()) if sizes.parts else sizes.text

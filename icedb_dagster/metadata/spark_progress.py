@@ -1,9 +1,8 @@
-"""How far Spark is, and what it logs, in the run that waits for it.
+"""Spark's progress and log in the log of the run that waits for it.
 
-A Spark session in the process of a step writes its log to the output that the process had when it started Java: not
-to the step's, which Dagster keeps. And how many tasks are done is shown nowhere. So Spark is given a second place for
-its log, from which a thread copies to the step's; and every few seconds the thread asks Spark's status tracker, and
-tells the run's log what has changed.
+A Spark session in a step's process logs to the output that the process had when it started Java, not to the step's
+output, which Dagster captures. Nothing shows how many tasks are done. So Spark gets a second log destination, which
+a thread copies to the step's output. Every few seconds the thread also polls Spark's status tracker, and logs changes.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["frame_progress", "spark_progress"]
 
 logger = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 EVERY_S = 5.0
-# Spark works on one or two at a time; a line of the log has room for a few.
+# Spark runs one or two stages at a time. A log line has room for a few.
 STAGES_MAX = 3
 LOG_PATTERN = "%d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex"
 
 
 class Context(Protocol):
-    """A context of Dagster: of an asset, an op, an input or an output."""
+    """A Dagster context: of an asset, an op, an input or an output."""
 
     @property
     def log(self) -> logging.Logger:
@@ -45,17 +44,27 @@ class Context(Protocol):
 
 @contextmanager
 def spark_progress(context: Context, spark: SparkSession, *, every_s: float = EVERY_S) -> Iterator[None]:
-    """While the block works, tell the run how far Spark is, and put Spark's log beside that of the step.
+    """While the block runs, log Spark's progress to the run, and copy Spark's log to the step's output.
 
-    It never makes the block fail. A session of Spark Connect tells neither: its driver is somewhere else.
+    It never makes the block fail. A Spark Connect session has neither progress nor a log, because its driver is
+    elsewhere.
+
+    Args:
+        context: A Dagster context with the run's log.
+        spark: The Spark session.
+        every_s: Seconds between two log lines.
+
+    Example:
+        with spark_progress(context, spark):
+            frame.count()
     """
     driver = _driver(spark)
     if driver is None:
-        context.log.info("Spark: a session of Spark Connect tells neither progress nor its log")
+        context.log.info("Spark: a Spark Connect session provides neither progress nor its log")
         yield
         return
     tracker = driver.statusTracker()
-    earlier: set[int] = _asked(lambda: {*tracker.getJobIdsForGroup()}, set())
+    earlier: set[int] = _call_or(lambda: {*tracker.getJobIdsForGroup()}, set())
     done = threading.Event()
     with temporary_folder("spark-log") as folder, _log_file(driver, folder) as log_file:
 
@@ -64,10 +73,10 @@ def spark_progress(context: Context, spark: SparkSession, *, every_s: float = EV
             sys.stderr.flush()
 
         def watch() -> None:
-            told = ""
+            logged = ""
             while not done.wait(every_s):
                 copy_log()
-                told = _tell(context.log, _asked(lambda: _stages(tracker), ""), told)
+                logged = _log_if_new(context.log, _call_or(lambda: _stages(tracker), ""), logged)
 
         thread = threading.Thread(target=watch, name="spark-progress", daemon=True)
         thread.start()
@@ -77,11 +86,11 @@ def spark_progress(context: Context, spark: SparkSession, *, every_s: float = EV
             done.set()
             thread.join()
             copy_log()
-            _tell(context.log, _asked(lambda: _jobs(tracker, earlier), ""))
+            _log_if_new(context.log, _call_or(lambda: _jobs(tracker, earlier), ""))
 
 
 def frame_progress(context: Context, rows: object) -> AbstractContextManager[None]:
-    """The same for what stores some rows: of a Spark frame, they are computed only then."""
+    """Return `spark_progress` for a Spark frame, which is computed only when it is stored; else a no-op."""
     return spark_progress(context, rows.sparkSession) if is_spark_frame(rows) else nullcontext()  # type: ignore[attr-defined]
 
 
@@ -96,20 +105,20 @@ def _driver(spark: SparkSession) -> SparkContext | None:
 
 @contextmanager
 def _log_file(driver: SparkContext, folder: Path) -> Iterator[TextIO]:
-    """A file to which Spark logs, too."""
+    """Yield a file to which Spark logs, too."""
     path = folder / "spark.log"
     path.touch()
-    remove = _asked(lambda: _add_appender(driver, str(path)), None)
+    remove = _call_or(lambda: _add_appender(driver, str(path)), None)
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             yield file
     finally:
         if remove is not None:
-            _asked(remove, None)
+            _call_or(remove, None)
 
 
 def _add_appender(driver: SparkContext, path: str) -> Callable[[], None]:
-    """Returns what takes it away again."""
+    """Add a log file to Spark, and return the function that removes it."""
     log4j: Any = driver._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     running = log4j.LogManager.getContext(False)
     layout = log4j.core.layout.PatternLayout.newBuilder().withPattern(LOG_PATTERN).build()
@@ -127,26 +136,26 @@ def _add_appender(driver: SparkContext, path: str) -> Callable[[], None]:
     return remove
 
 
-def _asked(ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-    """What Spark answers. What it does not is not worth a failure: the block may have ended the session."""
+def _call_or(call: Callable[[], Value], otherwise: Value) -> Value:
+    """Return the result of a call to Spark, or `otherwise` if it fails: the block may have ended the session."""
     try:
-        return ask()
+        return call()
     except Exception:
-        logger.debug("Spark does not answer", exc_info=True)
+        logger.debug("the call to Spark failed", exc_info=True)
         return otherwise
 
 
-def _tell(log: logging.Logger, text: str, told: str = "") -> str:
-    """Log what is new, and return what was told last."""
-    if text and text != told:
+def _log_if_new(log: logging.Logger, text: str, logged: str = "") -> str:
+    """Log a text unless it is empty or unchanged, and return the last logged text."""
+    if text and text != logged:
         log.info("Spark: %s", text)
-    return text or told
+    return text or logged
 
 
 def _stages(tracker: StatusTracker) -> str:
-    """What Spark is at."""
-    found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    stages = [stage for stage in found if stage is not None]
+    """Return the progress of active stages."""
+    active = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    stages = [stage for stage in active if stage is not None]
     texts = [
         f"stage {s.stageId}: {s.numCompletedTasks:,} of {s.numTasks:,} tasks done, {s.numActiveTasks:,} running"
         + (f", {s.numFailedTasks:,} failed" if s.numFailedTasks else "")
@@ -156,7 +165,7 @@ def _stages(tracker: StatusTracker) -> str:
 
 
 def _jobs(tracker: StatusTracker, earlier: set[int]) -> str:
-    """What Spark has done since."""
+    """Return a summary of the jobs since."""
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup() if job not in earlier]
     ids = {stage for job in jobs if job is not None for stage in job.stageIds}
     stages = [stage for stage in map(tracker.getStageInfo, sorted(ids)) if stage is not None]

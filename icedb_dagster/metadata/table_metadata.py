@@ -1,7 +1,7 @@
-"""What Dagster's UI shows of a table, under Dagster's standard keys where it has one.
+"""The metadata of a table in Dagster's UI, under Dagster's standard keys where they exist.
 
-What a snapshot knows by itself costs no request. What has to be read or drawn (the preview, the picture) describes a
-commit that has happened: where it cannot be had, a line says so, and the materialization stands.
+Figures that a snapshot has need no request. The preview must be read, and the chart must be drawn. They describe a
+commit that has happened, so if one fails, its metadata says why, and the materialization remains.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: The kinds of an asset that is a table of ours. The UI has a picture for the second.
+#: The kinds of an asset that is an IceDB table. The UI has an icon for `parquet`.
 KINDS = frozenset({"icedb", "parquet"})
 
-#: In the metadata of an event that tells of a commit: when it was made (unix milliseconds), as which log file, and the
-#: first of its parts: two programs may commit in the same millisecond, and log files are merged.
+#: Metadata keys that identify a commit in an event: its time (unix milliseconds), its log file, and its first part.
+#: The part is needed because two programs may commit in the same millisecond, and log files are merged.
 COMMIT_TIME = "icedb/commit_time_ms"
 LOG_FILE = "icedb/log_file"
 FIRST_PART = "icedb/first_part"
@@ -48,12 +48,12 @@ PREVIEW_CHARACTERS_MAX = 60
 
 
 def table_metadata(snapshot: icedb.Snapshot) -> dict[str, dg.MetadataValue]:
-    """Metadata of a snapshot: figures that it knows, without a request."""
+    """Return the metadata of a snapshot: figures that need no request."""
     metadata: dict[str, dg.MetadataValue] = {
         "dagster/column_schema": dg.MetadataValue.table_schema(_column_schema(snapshot)),
         "dagster/uri": dg.MetadataValue.text(snapshot.table),
         "dagster/storage_kind": dg.MetadataValue.text("icedb"),
-        "dagster/size_bytes": dg.MetadataValue.int(snapshot.bytes),  # the asset's overview shows it as its storage
+        "dagster/size_bytes": dg.MetadataValue.int(snapshot.bytes),  # shown as storage in the asset's overview
         "icedb/live_parts": dg.MetadataValue.int(len(snapshot.parts)),
         "icedb/partitions": dg.MetadataValue.int(len(snapshot.partitions())),
         "icedb/bytes": dg.MetadataValue.int(snapshot.bytes),
@@ -69,17 +69,17 @@ def table_metadata(snapshot: icedb.Snapshot) -> dict[str, dg.MetadataValue]:
 def materialization_metadata(
     snapshot: icedb.Snapshot, *, partitions: str | None = None, preview_rows: int = 5
 ) -> dict[str, dg.MetadataValue]:
-    """`table_metadata`, and what a materialization adds to it. Nothing that goes wrong with the latter is raised.
+    """Return `table_metadata`, with the additions of a materialization. Errors of the additions are not raised.
 
-    `partitions`: a DuckDB predicate over the partition columns, true for the partitions that were written: they are
-    counted and previewed. `preview_rows`: how many rows the event log gets to see; 0 for none.
+    `partitions` is a DuckDB predicate over the partition columns for the written partitions, which are counted and
+    previewed. `preview_rows` is the number of previewed rows; 0 for none.
     """
     metadata = table_metadata(snapshot)
     if partitions is not None:
         rows = _or_why_not(lambda: _partition_rows(snapshot, partitions))
-        # Dagster's own key is for a number, and nothing else.
-        known = isinstance(rows, dg.IntMetadataValue)
-        metadata["dagster/partition_row_count" if known else "icedb/partition_row_count"] = rows
+        # Dagster's own key accepts only a number.
+        is_count = isinstance(rows, dg.IntMetadataValue)
+        metadata["dagster/partition_row_count" if is_count else "icedb/partition_row_count"] = rows
     if preview_rows > 0:
         metadata["icedb/preview"] = _or_why_not(lambda: _preview(snapshot, partitions, preview_rows))
     metadata["icedb/part_sizes"] = _or_why_not(
@@ -91,9 +91,9 @@ def materialization_metadata(
 def commit_metadata(
     created_ms: int, log_file: str | None = None, parts: Iterable[str] = ()
 ) -> dict[str, dg.MetadataValue]:
-    """Metadata of an event that tells of a commit: a sensor that finds it does not tell of that commit again.
+    """Return the metadata that identifies a commit, so that a sensor does not report it again.
 
-    `created_ms`: its time (unix milliseconds). `log_file`: its log file's key, if it is known; `parts`: the keys of its
+    `created_ms` is its time (unix milliseconds), `log_file` the key of its log file if known, `parts` the keys of its
     parts.
     """
     metadata: dict[str, dg.MetadataValue] = {COMMIT_TIME: dg.MetadataValue.int(created_ms)}
@@ -103,7 +103,7 @@ def commit_metadata(
 
 
 def markdown_table(figures: Mapping[str, object]) -> dg.MarkdownMetadataValue:
-    """A report as a two-column table."""
+    """Return a report as a two-column table."""
     lines = [f"| {name} | {f'{value:,}' if isinstance(value, int) else value} |" for name, value in figures.items()]
     return dg.MetadataValue.md("\n".join(["| | |", "|---|---:|", *lines]))
 
@@ -120,43 +120,43 @@ def _column_schema(snapshot: icedb.Snapshot) -> dg.TableSchema:
 
 
 def _or_why_not(make: Callable[[], dg.MetadataValue]) -> dg.MetadataValue:
-    """A value of the metadata, or a text that says why there is none."""
+    """Return a metadata value, or a text with the reason why there is none."""
     try:
         return make()
     except IceDBError as error:
         return dg.MetadataValue.text(f"not available: {error}")
-    except Exception as error:  # whatever it is, the rows are committed
-        logger.warning("a part of the metadata is left out", exc_info=True)
-        return dg.MetadataValue.text(f"not available ({type(error).__name__}); the run's log has the reason")
+    except Exception as error:  # any error: the rows are committed
+        logger.warning("some metadata is missing", exc_info=True)
+        return dg.MetadataValue.text(f"not available ({type(error).__name__}); see the run's log")
 
 
 def _partition_rows(snapshot: icedb.Snapshot, partitions: str) -> dg.MetadataValue:
-    parts = snapshot.in_partitions(partitions) if snapshot.parts else []  # an empty table may not know its columns
+    parts = snapshot.in_partitions(partitions) if snapshot.parts else []  # an empty table may have no columns
     if any(part.rows is None or snapshot.is_older(part) for part in parts):
-        return dg.MetadataValue.text("unknown without reading: parts of another program or partitioning are among them")
+        return dg.MetadataValue.text("unknown without reading: some parts are of another program or partitioning")
     return dg.MetadataValue.int(sum(part.rows or 0 for part in parts))
 
 
 def _preview(snapshot: icedb.Snapshot, partitions: str | None, rows: int) -> dg.MetadataValue:
-    """Some rows of what was written last: of one part, the smallest of its commit."""
+    """Return some of the rows written last, from one part: the smallest of its commit."""
     if not snapshot.parts:
         return dg.MetadataValue.md("no rows")
-    # Of an older partitioning, a part may hold rows of other partitions.
+    # A part of an older partitioning may hold rows of other partitions.
     parts = [part for part in snapshot.in_partitions(partitions) if partitions is None or not snapshot.is_older(part)]
     if not parts:
         return dg.MetadataValue.md("no rows")
     newest = min(parts, key=lambda part: (-part.created_ms, part.bytes, part.key))
     types = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
-    shown = dict([*types.items()][:PREVIEW_COLUMNS_MAX])
-    selected = ", ".join(_cut(name, type_) for name, type_ in shown.items())
+    previewed = dict([*types.items()][:PREVIEW_COLUMNS_MAX])
+    selected = ", ".join(_cut(name, type_) for name, type_ in previewed.items())
     answer = replace(snapshot, parts=(newest,)).query(f"SELECT {selected} FROM t LIMIT {rows}").fetchall()
-    more = len(types) - len(shown)
+    more = len(types) - len(previewed)
     cut = [[value if value is None else _shortened(value) for value in row] for row in answer]
-    return dg.MetadataValue.md(table(shown, cut) + (f"\n\nand {more} more columns" if more else ""))
+    return dg.MetadataValue.md(table(previewed, cut) + (f"\n\nand {more} more columns" if more else ""))
 
 
 def _cut(column: str, type_: str) -> str:
-    """A column as a text that is at most one character too long: cut where it is read, a value may be large."""
+    """Return SQL for a column as text, cut to one character over the limit, because values may be large."""
     name = quote_name(column)
     if type_ == "BLOB":
         return f"octet_length({name}) || ' bytes'"

@@ -1,1 +1,1 @@
-"""Which Hive partitions of a table belong to which partitions of an asset. Begin with `partitions`."""
+"""Mapping between an asset's partitions and the Hive partitions of its table. Begin with `partitions`."""

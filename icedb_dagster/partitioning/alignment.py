@@ -1,11 +1,12 @@
-"""Whether a table's partitions end where those of its asset begin and end.
+"""Check that a table's partitions begin and end where those of its asset do.
 
-A table by month below an asset by day has rows of other days in the partition of each day: to overwrite a day would
-replace the month, and to read one would give all of it or nothing. The expression that computes the table's
-partitions is asked here for its value at the edges of the asset's, and just before: it must change there.
+A table partitioned by month, below an asset partitioned by day, has rows of other days in each day's partition. An
+overwrite of a day would replace the month, and a read of a day would return the month or nothing. So the check
+evaluates the table's partition expression at each edge of the asset's partitions, and just before it. The two values
+must differ.
 
-What is not computed of one column with times cannot be asked, and passes; so does a table that does not know its
-columns yet. A column without a zone may be wall time or UTC, so it passes when either is right.
+The check skips expressions that are not computed from one time column, and tables that do not know their columns yet.
+A column without a time zone may hold wall time or UTC, so it passes if either reading is right.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,9 +31,9 @@ _TICK = timedelta(microseconds=1)
 def check_alignment(
     selection: Selection, expressions: Iterable[PartitionExpression], schema: Mapping[str, str]
 ) -> None:
-    """Raise InvalidOption when a partition of the table goes on beyond an end of the selected partitions.
+    """Raise InvalidOption if a partition of the table extends beyond an end of the selected partitions.
 
-    `schema`: what is known of the table's columns.
+    `schema` holds the columns of the table that are known.
     """
     types = {name.casefold(): type_ for name, type_ in schema.items()}
     computed = {e.name.casefold(): e for e in expressions if len(e.columns) == 1}
@@ -45,24 +46,24 @@ def check_alignment(
         if type_ in _TIMES and (edge := _straddled(expression.sql, source, type_, edges)) is not None:
             at = edge.instant if type_ == _INSTANT else edge.wall
             raise InvalidOption(
-                f"{selection.table}: {edge.partitions} begins or ends at {at}, in the midst of a partition of the "
-                f"table, which would be replaced or read with the rows of others: the partition column '{column}' is "
-                f"'{expression.sql}', and its value is the same before and after. Partition the table by a finer "
-                "expression (alter(partition_by=...), and rewrite its rows), or give the asset coarser partitions."
+                f"{selection.table}: {edge.partitions} begins or ends at {at}, within a partition of the table. "
+                "Rows of other partitions of the asset would be replaced or read with it. The partition column "
+                f"'{column}' is '{expression.sql}', and its value is the same before and after. Partition the table by "
+                "a finer expression (alter(partition_by=...), then rewrite its rows), or use coarser asset partitions."
             )
 
 
-@lru_cache(maxsize=16)  # an output asks before it is written, and when it is reported
+@lru_cache(maxsize=16)  # called before an output is written, and when it is reported
 def _straddled(sql: str, source: str, type_: str, edges: tuple[Edge, ...]) -> Edge | None:
-    """The first edge at which the expression over the column `source` has the value that it has just before."""
+    """Return the first edge at which the expression over the column `source` does not change."""
     with connect_sandbox() as con:
-        found = [_first_same(con, sql, source, type_, times) for times in _readings(type_, edges)]
-    first = found[0]
-    return None if first is None or None in found else edges[first]
+        unchanged = [_first_same(con, sql, source, type_, times) for times in _readings(type_, edges)]
+    first = unchanged[0]
+    return None if first is None or None in unchanged else edges[first]
 
 
 def _readings(type_: str, edges: Sequence[Edge]) -> list[tuple[datetime, ...]]:
-    """The edges as rows may have them. What has no zone is either as clocks show it or in UTC: one must do."""
+    """Return the edges as rows may hold them. A type without a zone has two readings: wall time and UTC."""
     instants = tuple(edge.instant for edge in edges)
     if type_ == _INSTANT:
         return [instants]
@@ -73,8 +74,8 @@ def _readings(type_: str, edges: Sequence[Edge]) -> list[tuple[datetime, ...]]:
 def _first_same(
     con: duckdb.DuckDBPyConnection, sql: str, source: str, type_: str, times: Sequence[datetime]
 ) -> int | None:
-    """The place of the first time at which the expression is what it is just before."""
-    literal_type = _INSTANT if type_ == _INSTANT else "TIMESTAMP"  # a DATE is cut from it
+    """Return the index of the first time at which the expression does not change."""
+    literal_type = _INSTANT if type_ == _INSTANT else "TIMESTAMP"  # DuckDB casts it to a DATE
     both = ", ".join(
         f"({n}, {time_literal(t, literal_type)})" for n, end in enumerate(times) for t in (end - _TICK, end)
     )
@@ -82,9 +83,9 @@ def _first_same(
         f"SELECT __icedb_edge, (\n{sql}\n) AS __icedb_value FROM (SELECT __icedb_edge, "
         f"CAST(__icedb_time AS {type_}) AS {quote_name(source)} FROM (VALUES {both}) AS v(__icedb_edge, __icedb_time))"
     )
-    # In a list: NULL by itself is not counted.
-    found = con.execute(
+    # In a list, because count(DISTINCT) skips NULL.
+    row = con.execute(
         f"SELECT __icedb_edge FROM ({values}) GROUP BY __icedb_edge HAVING count(DISTINCT [__icedb_value]) = 1 "
         "ORDER BY __icedb_edge LIMIT 1"
     ).fetchone()
-    return None if found is None else int(found[0])
+    return None if row is None else int(row[0])

@@ -1,17 +1,18 @@
-"""Which Hive partitions of a table are some Dagster partitions of its asset: a DuckDB predicate.
+"""Map Dagster partitions of an asset to Hive partitions of its table, as a DuckDB predicate.
 
-A partition of the table belongs to a Dagster partition by the value of its partition column, as the column's type says:
+A partition of the table belongs to a Dagster partition by the value of its partition column. The column's type
+decides how values are compared:
 
     TIMESTAMP WITH TIME ZONE    an instant within the time window
-    DATE, TIMESTAMP             a wall time, of the definition's timezone, within the window
-    VARCHAR                     the partition key itself, or a date or time that lies within the window
+    DATE, TIMESTAMP             a wall time, in the definition's time zone, within the window
+    VARCHAR                     the partition key itself, or a date or time within the window
     integers                    the key as a number
 
-Keys that are no times are compared as text. Windows of time, and the hours that come twice:
-`icedb_dagster.partitioning.time_windows`.
+Keys that are not times are compared as text. `icedb_dagster.partitioning.time_windows` handles time windows, and hours
+that occur twice.
 
-Nothing here touches a table or reads a clock. What cannot be mapped is an error: a predicate that is missing would
-stand for the whole table.
+This module reads neither tables nor the clock. A partition that cannot be mapped is an error, because a missing
+predicate would select the whole table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from icedb_dagster.partitioning.time_windows import Edge, TimeWindows, Window, i
 
 __all__ = ["Selection", "dimensions", "select_partitions"]
 
-#: The name of the only dimension of a definition that has no others.
+#: The dimension's name in a definition with one dimension.
 ONLY = ""
 
 
@@ -34,15 +35,15 @@ class _ColumnValues(Protocol):
     """Values of one partition column."""
 
     def predicate(self, column: str, type_: str, *, table: str) -> str:
-        """SQL that is true for them. Raises InvalidOption."""
+        """Return SQL that is true for these values. Raises InvalidOption."""
 
     def edges(self) -> tuple[Edge, ...]:
-        """Where they begin and end, if they are times."""
+        """Return where the values begin and end, if they are times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Some partitions of an asset. Each box is a product: a set of values for each of its columns."""
+    """Selected partitions of an asset. Each box is a product: one set of values for each of its columns."""
 
     table: str
     keys: tuple[str, ...]
@@ -50,44 +51,44 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """The partition columns that it is about."""
+        """The partition columns of the selection."""
         return list(dict.fromkeys(column for box in self.boxes for column, _ in box))
 
     @property
     def edges(self) -> dict[str, tuple[Edge, ...]]:
-        """Where they begin and end, for each column that is about time."""
-        found: dict[str, dict[Edge, None]] = {}
+        """Where the partitions begin and end, for each column of times."""
+        edges: dict[str, dict[Edge, None]] = {}
         for column, values in (pair for box in self.boxes for pair in box):
-            found.setdefault(column, {}).update(dict.fromkeys(values.edges()))
-        return {column: tuple(edges) for column, edges in found.items() if edges}
+            edges.setdefault(column, {}).update(dict.fromkeys(values.edges()))
+        return {column: tuple(of_column) for column, of_column in edges.items() if of_column}
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise InvalidOption unless a table that is partitioned by these columns has all that it is about."""
-        known = list(names)
-        folded = {name.casefold() for name in known}
+        """Raise InvalidOption unless the table is partitioned by all columns of the selection."""
+        partition_by = list(names)
+        folded = {name.casefold() for name in partition_by}
         if lacking := [c for c in self.columns if c.casefold() not in folded]:
             raise InvalidOption(
-                f"{self.table}: the asset's partition_expr names the partition column '{lacking[0]}', and the table "
-                f"is partitioned by {known or 'nothing'}. Correct partition_expr, or change the table with "
+                f"{self.table}: the asset's partition_expr names the partition column '{lacking[0]}', but the table "
+                f"is partitioned by {partition_by or 'nothing'}. Correct partition_expr, or change the table with "
                 "alter(partition_by=...) and rewrite its rows."
             )
 
     def predicate(self, types: Mapping[str, str]) -> str:
-        """The DuckDB predicate over partition columns of these types; `false` when nothing is selected.
+        """Return the DuckDB predicate over partition columns of these types; `false` for an empty selection.
 
-        Raises InvalidOption when the table has no such column, or its type cannot tell the partitions apart.
+        Raises InvalidOption if the table lacks a column, or if a type cannot distinguish the partitions.
         """
         self.check(types)
-        known = {name.casefold(): (name, type_) for name, type_ in types.items()}
+        columns = {name.casefold(): (name, type_) for name, type_ in types.items()}
         boxes = [
-            joined(" AND ", [values.predicate(*known[c.casefold()], table=self.table) for c, values in box])
+            joined(" AND ", [values.predicate(*columns[c.casefold()], table=self.table) for c, values in box])
             for box in self.boxes
         ]
         return joined(" OR ", boxes or ["false"])
 
 
 def dimensions(definition: dg.PartitionsDefinition) -> dict[str, dg.PartitionsDefinition]:
-    """The dimensions of a definition by name; the only one of most is called ''."""
+    """Return the dimensions of a definition by name. The only dimension of most definitions is named ''."""
     if isinstance(definition, dg.MultiPartitionsDefinition):
         return {d.name: d.partitions_def for d in definition.partitions_defs}
     return {ONLY: definition}
@@ -96,7 +97,7 @@ def dimensions(definition: dg.PartitionsDefinition) -> dict[str, dg.PartitionsDe
 def select_partitions(
     definition: dg.PartitionsDefinition, keys: Iterable[str], columns: Mapping[str, str], *, table: str
 ) -> Selection:
-    """Those partitions of the definition; `columns` says which partition column each dimension is about."""
+    """Select partitions of the definition by key. `columns` has the partition column of each dimension."""
     wanted = list(dict.fromkeys(keys))
     by_name = dimensions(definition)
     names = list(by_name)
@@ -113,7 +114,7 @@ def select_partitions(
 
 
 def _boxes(keys: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], ...]]:
-    """A set of keys of several dimensions as few products of sets: what has the same rest goes together."""
+    """Return a set of multi-dimensional keys as few products of sets, by grouping keys with equal remainders."""
     if not keys:
         return []
     rests: dict[str, list[tuple[str, ...]]] = {}
@@ -141,10 +142,10 @@ class _KeyValues:
     keys: tuple[str, ...]
 
     def predicate(self, column: str, type_: str, *, table: str) -> str:
-        """Nothing is refused: every type has a text."""
+        """Return SQL that is true for these values. Every type can be compared as text."""
         name = quote_name(column)
         return is_one_of(name if type_ == "VARCHAR" else f"CAST({name} AS VARCHAR)", map(quote_text, self.keys))
 
     def edges(self) -> tuple[Edge, ...]:
-        """None: what these keys stand for is not known."""
+        """Return nothing: the keys have no known order."""
         return ()

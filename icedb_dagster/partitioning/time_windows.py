@@ -1,7 +1,7 @@
-"""Which values of a partition column lie in windows of time, by the type of the column: SQL, without a look at a table.
+"""SQL conditions for the values of a partition column that lie in time windows, by the column's type.
 
-A window is half open. Where the clocks go back, an hour of wall time comes twice: a window that has one of the two
-cannot be told by wall time, nor by a text of it, and is refused.
+A window is half open. When clocks are set back, one hour of wall time occurs twice. A window that holds only one of the
+two hours cannot be expressed in wall time, nor as text, and is rejected.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ _INTEGERS = frozenset((
 ))  # fmt: skip
 _WALL_TIMES = frozenset(("TIMESTAMP", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP_S"))
 _INSTANT = "TIMESTAMP WITH TIME ZONE"
-# Directives that Python and DuckDB read alike. Of texts in other formats only the keys themselves are recognised.
+# Directives that Python and DuckDB parse alike. In other formats only the keys themselves are matched.
 _DIRECTIVES = frozenset("YmdHMS")
 _TIME_FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 _TICK = timedelta(microseconds=1)
@@ -28,7 +28,7 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where some partitions without a gap begin or end in time: the instant, and what a clock of their zone shows."""
+    """Where adjacent partitions begin or end in time: the instant, and the wall time in their zone."""
 
     partitions: str
     instant: datetime
@@ -37,7 +37,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time of one partition."""
+    """The time window of one partition."""
 
     key: str
     start: datetime
@@ -46,13 +46,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Windows one after the other, without a gap."""
+    """Adjacent windows without a gap."""
 
     windows: tuple[Window, ...]
 
     def __str__(self) -> str:
         first, last = self.windows[0].key, self.windows[-1].key
-        return f"the partition {first!r}" if first == last else f"the stretch of partitions {first!r} to {last!r}"
+        return f"the partition {first!r}" if first == last else f"the range of partitions {first!r} to {last!r}"
 
     @property
     def start(self) -> datetime:
@@ -64,14 +64,14 @@ class _Span:
 
 
 def _spans(windows: Sequence[Window]) -> list[_Span]:
-    found: list[list[Window]] = []
+    spans: list[list[Window]] = []
     for window in sorted(windows, key=lambda w: w.start.astimezone(UTC)):
-        # As instants: two datetimes of one zone are compared by wall time, which comes twice.
-        if found and found[-1][-1].end.astimezone(UTC) == window.start.astimezone(UTC):
-            found[-1].append(window)
+        # Compared as instants: Python compares datetimes of one zone by wall time, which may occur twice.
+        if spans and spans[-1][-1].end.astimezone(UTC) == window.start.astimezone(UTC):
+            spans[-1].append(window)
         else:
-            found.append([window])
-    return [_Span(tuple(of_one)) for of_one in found]
+            spans.append([window])
+    return [_Span(tuple(of_one)) for of_one in spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +84,33 @@ class TimeWindows:
 
     @classmethod
     def of(cls, windows: Sequence[Window], *, fmt: str, timezone: str) -> Self:
-        """`fmt`: how the keys are written; `timezone`: whose wall time they mean."""
+        """Build from windows. `fmt` is the format of the keys, `timezone` the zone of their wall time."""
         return cls(fmt, ZoneInfo(timezone), tuple(_spans(windows)))
 
     def predicate(self, column: str, type_: str, *, table: str) -> str:
-        """Raises InvalidOption for a type that does not tell these times apart."""
+        """Return SQL that is true for these values. Raises InvalidOption for a type that cannot distinguish them."""
         name = quote_name(column)
         if type_ == _INSTANT:
-            found = [_within(name, *(time_literal(t.astimezone(UTC), type_) for t in _ends(s))) for s in self.spans]
+            conditions = [
+                _within(name, *(time_literal(t.astimezone(UTC), type_) for t in _ends(s))) for s in self.spans
+            ]
         elif type_ in _WALL_TIMES:
-            found = [self._of_wall_times(s, column, type_, table) for s in self.spans]
+            conditions = [self._of_wall_times(s, column, type_, table) for s in self.spans]
         elif type_ == "DATE":
-            found = [self._of_dates(s, column, table) for s in self.spans]
+            conditions = [self._of_dates(s, column, table) for s in self.spans]
         elif type_ == "VARCHAR":
-            found = [self._of_texts(s, column, table) for s in self.spans]
+            conditions = [self._of_texts(s, column, table) for s in self.spans]
         elif type_ in _INTEGERS:
-            found = [self._of_numbers(column, type_, table)]
+            conditions = [self._of_numbers(column, type_, table)]
         else:
             raise InvalidOption(
-                f"{table}: the partition column '{column}' is {type_}, and the asset's partitions are time windows. "
-                "Give a partition_expr whose value is a TIMESTAMP, with or without time zone, a DATE or a text."
+                f"{table}: the partition column '{column}' is {type_}, but the asset's partitions are time windows. "
+                "Use a partition_expr whose value is a TIMESTAMP, with or without time zone, a DATE or a text."
             )
-        return joined(" OR ", found)
+        return joined(" OR ", conditions)
 
     def edges(self) -> tuple[Edge, ...]:
-        """Both ends of each span."""
+        """Return both ends of each span."""
         return tuple(Edge(str(s), t.astimezone(UTC), _wall(t, self.zone)) for s in self.spans for t in _ends(s))
 
     def _of_wall_times(self, span: _Span, column: str, type_: str, table: str) -> str:
@@ -119,14 +121,14 @@ class TimeWindows:
         start, end = self._wall(span)
         if self._split(span) is not None or not (_is_midnight(start) and _is_midnight(end)):
             raise InvalidOption(
-                f"{table}: {span} does not begin and end at midnight in {self.zone.key}, and the partition column "
-                f"'{column}' is a DATE. Give a partition_expr whose value is a TIMESTAMP."
+                f"{table}: {span} does not begin and end at midnight in {self.zone.key}, but the partition column "
+                f"'{column}' is a DATE. Use a partition_expr whose value is a TIMESTAMP."
             )
         return _within(quote_name(column), f"DATE '{start.date()}'", f"DATE '{end.date()}'")
 
     def _of_texts(self, span: _Span, column: str, table: str) -> str:
-        """The keys, and texts that are read as a time where keys read so lie in their own windows."""
-        # Not even by the keys: rows of the second of two equal hours may have the text that is the key of the first.
+        """Match the keys, and texts that can be read as a time, if the keys read so lie in their own windows."""
+        # Also for the keys: rows of the second of two equal hours may have the key of the first as text.
         self._check_not_split(span, column, "VARCHAR", table)
         name = quote_name(column)
         read = {w.key: time for w in span.windows if (time := self._read(w.key)) is not None}
@@ -141,7 +143,7 @@ class TimeWindows:
         walls = self._wall(span)
         formats = ", ".join(map(quote_text, dict.fromkeys([self.fmt, *_formats(walls)])))
         within = _within(f"try_strptime({name}, [{formats}])", *(time_literal(wall, "TIMESTAMP") for wall in walls))
-        # Dagster gives the second of two equal hours a key with an offset.
+        # Dagster's key of the second of two equal hours has an offset.
         others = [quote_text(w.key) for w in span.windows if w.key not in read]
         return f"{within} OR {is_one_of(name, others)}" if others else within
 
@@ -149,14 +151,15 @@ class TimeWindows:
         keys = [window.key for span in self.spans for window in span.windows]
         if wrong := [key for key in keys if not (key.isascii() and key.isdigit())]:
             raise InvalidOption(
-                f"{table}: the partition column '{column}' is {type_}, and the asset's partition key {wrong[0]!r} is "
-                "no whole number. Give a partition_expr whose value is a TIMESTAMP, with or without time zone, a DATE "
+                f"{table}: the partition column '{column}' is {type_}, but the asset's partition key {wrong[0]!r} is "
+                "not a whole number. Use a partition_expr whose value is a TIMESTAMP, with or without time zone, a "
+                "DATE "
                 "or a text."
             )
         return is_one_of(quote_name(column), (str(int(key)) for key in keys))
 
     def _read(self, key: str) -> datetime | None:
-        """The wall time that a key says, as DuckDB reads it too."""
+        """Return the wall time of a key, as DuckDB reads it, too."""
         directives = {part[0] for part in self.fmt.split("%")[1:] if part}
         if not directives <= _DIRECTIVES or "%%" in self.fmt:
             return None
@@ -172,13 +175,13 @@ class TimeWindows:
     def _check_not_split(self, span: _Span, column: str, type_: str, table: str) -> None:
         if (split := self._split(span)) is not None:
             raise InvalidOption(
-                f"{table}: {span} begins or ends at {split}, within an hour that comes twice in {self.zone.key}, and "
-                f"the partition column '{column}' is {type_}, which does not say which of the two. Give a "
+                f"{table}: {span} begins or ends at {split}, within an hour that occurs twice in {self.zone.key}, and "
+                f"the partition column '{column}' is {type_}, which does not distinguish the two. Use a "
                 "partition_expr whose value is a TIMESTAMP WITH TIME ZONE."
             )
 
     def _split(self, span: _Span) -> datetime | None:
-        """An end of the span that lies within a stretch of time that has the wall time of another."""
+        """Return an end of the span that lies within an hour that occurs twice."""
         inside = (t for t in _ends(span) if _is_ambiguous(t, self.zone) and _is_ambiguous(_before(t), self.zone))
         return next(inside, None)
 
@@ -188,7 +191,7 @@ def _ends(span: _Span) -> tuple[datetime, datetime]:
 
 
 def _wall(instant: datetime, zone: ZoneInfo) -> datetime:
-    """What a clock shows that reaches an instant: before it is put forward, if it is then."""
+    """Return the wall time of an instant. At a forward clock change, return the time before the change."""
     return _before(instant).astimezone(zone).replace(tzinfo=None) + _TICK
 
 
@@ -206,7 +209,7 @@ def _is_midnight(wall: datetime) -> bool:
 
 
 def _formats(walls: Sequence[datetime]) -> list[str]:
-    """How texts may be written that lie within a span as a whole: a day does not lie within an hour."""
+    """Return the formats of texts that lie wholly within a span: a day does not lie within an hour."""
     hours = all(wall.minute == 0 for wall in walls)
     days = all(map(_is_midnight, walls))
     months = days and all(wall.day == 1 for wall in walls)
@@ -215,7 +218,7 @@ def _formats(walls: Sequence[datetime]) -> list[str]:
 
 
 def time_literal(time: datetime, type_: str) -> str:
-    """A time in DuckDB's SQL, as a value of that type."""
+    """Return a time as a DuckDB literal of that type."""
     return f"{type_} {quote_text(time.isoformat(' '))}"
 
 
@@ -224,10 +227,10 @@ def _within(value: str, start: str, end: str) -> str:
 
 
 def is_one_of(value: str, literals: Iterable[str]) -> str:
-    """SQL: a value is one of these."""
+    """Return the SQL condition that a value is one of these."""
     return f"{value} IN ({', '.join(literals)})"
 
 
 def joined(word: str, conditions: Sequence[str]) -> str:
-    """SQL: one condition or more, joined by AND or OR."""
+    """Return the SQL conjunction or disjunction of at least one condition."""
     return word.join(f"({one})" for one in conditions) if len(conditions) > 1 else conditions[0]

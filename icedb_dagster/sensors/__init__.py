@@ -1,4 +1,4 @@
-"""A table's sensors: one asks for the maintenance that is due, one tells Dagster of the commits that others made."""
+"""A table's sensors: one starts maintenance that is due, one reports commits made outside Dagster."""
 
 from icedb_dagster.sensors.commits import commits_sensor
 from icedb_dagster.sensors.maintenance import maintenance_sensor

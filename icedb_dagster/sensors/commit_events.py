@@ -1,4 +1,4 @@
-"""What Dagster is told of a commit."""
+"""The events that report commits."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _KINDS: Mapping[Events, type[Event]] = {
     "materialization": dg.AssetMaterialization,
     "observation": dg.AssetObservation,
 }
-# As Dagster names it: what tells downstream assets that there is something new.
+# Dagster's own tag: downstream assets are out of date if it changes.
 _DATA_VERSION_TAG = "dagster/data_version"
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The rows of a commit that are of one partition of the asset; None: of none, or the asset has none."""
+    """The rows of a commit in one asset partition; `partition` is None if the rows are in none."""
 
     commit: NewCommit
     markers: Sequence[Marker]
     partition: str | None
-    #: How many of them the commit has.
+    #: The number of shares of the commit.
     of: int
 
 
 def commit_events(
     key: dg.AssetKey,
     batch: CommitBatch,
-    told: RecordedCommits,
+    recorded: RecordedCommits,
     keys: PartitionKeys | None,
     handle: Handle,
     *,
     kind: Events,
 ) -> list[Event]:
-    """The events of a batch, but for those that Dagster knows. The last has the figures of the table, too."""
+    """Return the events of a batch, without those that Dagster has. The last one has the table's figures, too."""
     new = [
         share
         for share in _shares(batch, keys, handle)
-        if not told.has(share.commit.created_ms, share.commit.parts, share.partition)
+        if not recorded.has(share.commit.created_ms, share.commit.parts, share.partition)
     ]
     events = []
     for number, share in enumerate(new, start=1):
@@ -75,7 +75,7 @@ def _shares(batch: CommitBatch, keys: PartitionKeys | None, handle: Handle) -> I
         by_key: dict[str | None, list[Marker]] = {}
         for marker in commit.markers:
             by_key.setdefault(keys.of_part(handle.part(marker)), []).append(marker)
-        for partition, markers in sorted(by_key.items(), key=lambda found: (found[0] is None, found[0])):
+        for partition, markers in sorted(by_key.items(), key=lambda item: (item[0] is None, item[0])):
             yield _Share(commit, markers, partition, len(by_key))
 
 
@@ -95,9 +95,9 @@ def _metadata(share: _Share, handle: Handle) -> dict[str, dg.MetadataValue]:
 
 
 def gap_event(key: dg.AssetKey, after_ms: int, reason: str) -> dg.AssetObservation:
-    """That the commits after a time (unix milliseconds) are not known one by one, and why."""
+    """Return the event that commits after a time (unix milliseconds) are not known individually, with the reason."""
     return dg.AssetObservation(
         asset_key=key,
-        description=f"Some commits to this table are not told. {reason}",
+        description=f"Some commits to this table are not reported. {reason}",
         metadata={GAP_AFTER: dg.MetadataValue.int(after_ms)},
     )

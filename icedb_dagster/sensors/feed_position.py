@@ -1,4 +1,4 @@
-"""How far the telling of commits is: the cursor of `icedb_dagster.sensors.commits`."""
+"""The cursor of the commits sensor: the position in the change feed up to which commits are reported."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from icedb.format.change_feed import Cursor
 
 __all__ = ["FeedPosition", "decode", "encode"]
 
-# The change feed's cursor names each part of the last minutes. Dagster stores it with each tick, so it is made small.
+# The change feed's cursor names each part of the last minutes. Dagster stores it with each tick, so it is compressed.
 _PLAIN_LENGTH_MAX = 1_000
 _PACKED = "zlib:"
 
 
 class FeedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`changes`: where the change feed goes on. `foreign`: it was told that a program of v3 maintains the table.
+    """`changes` is the position in the change feed. `foreign`: it is reported that an IceDB v3 program maintains the
+    table.
 
-    `known_ms` (unix milliseconds): of what was superseded by then, nothing is left to be told. It is later than the
-    cursor's time, which is before all that may still appear: cleanup with a short grace period forgets in between.
+    Everything superseded up to `known_ms` (unix milliseconds) is reported. It is later than the cursor's time, which
+    precedes all commits that may still appear. Cleanup with a short grace period forgets markers in between.
     """
 
     changes: Cursor
@@ -31,7 +32,7 @@ class FeedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(position: FeedPosition) -> str:
-    """As JSON, packed when it is long."""
+    """Return the position as JSON, compressed if it is long."""
     plain = msgspec.json.encode(position)
     if len(plain) <= _PLAIN_LENGTH_MAX:
         return plain.decode()
@@ -39,7 +40,7 @@ def encode(position: FeedPosition) -> str:
 
 
 def decode(text: str) -> FeedPosition | None:
-    """A cursor that was stored; None for what is none of this version."""
+    """Return a stored position; None for a text that is not a position of this version."""
     try:
         packed = text.startswith(_PACKED)
         plain = zlib.decompress(base64.b64decode(text.removeprefix(_PACKED))) if packed else text.encode()

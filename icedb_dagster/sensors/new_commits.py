@@ -1,8 +1,8 @@
-"""Which commits brought rows since the last tick: the change feed, commit by commit.
+"""Commits that brought rows since the last tick: the change feed, commit by commit.
 
-Parts that share their time came in one commit, and the log file that has that time and names them is its own, as long
-as log files are not merged: then two commits of the same millisecond look like one. What is still too young is left for
-later, see `CommitsSensor.settle_s`.
+Parts with the same time came in one commit. Its log file is the one that has that time and names them, until log files
+are merged. After that, two commits of the same millisecond look like one. Commits that are too young are left for a
+later tick, see `CommitsSensor.settle_s`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CommitBatch", "NewCommit", "read_new_commits"]
 class NewCommit:
     """A commit that brought rows. `created_ms` is its time (unix milliseconds).
 
-    `log_file`: the key of its own log file; None when that was merged into another.
+    `log_file` is the key of its own log file; None after that was merged into another one.
     """
 
     created_ms: int
@@ -40,21 +40,21 @@ class NewCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """The commits of one tick, in order; where the next tick begins; and the table as it was at this one."""
+    """The commits of one tick in order, the position for the next tick, and the table's state at this one."""
 
     commits: tuple[NewCommit, ...]
     end: FeedPosition
-    #: Whether more of them are old enough to be told.
+    #: Whether more commits are old enough to be reported.
     more: bool
     table: Changes
 
 
 def read_new_commits(handle: Handle, begin: FeedPosition, *, settle_ms: int, commits_max: int) -> CommitBatch:
-    """The commits after `begin` that are at least `settle_ms` old, the oldest first.
+    """Return the commits after `begin` that are at least `settle_ms` old, the oldest first.
 
-    The log is read afresh, one LIST for each thousand log files that are stored: that a table was deleted and made
-    anew is noticed. Raises SnapshotExpired; UncoordinatedMaintenance, with a time when a program of v3 hides what is
-    new; and what `LogReader.read` raises.
+    The log is read afresh, with one LIST for each thousand stored log files, so a table that was deleted and recreated
+    is noticed. Raises SnapshotExpired, the errors of `LogReader.read`, and UncoordinatedMaintenance. The latter has a
+    time if an IceDB v3 program hides new commits.
     """
     now_ms = handle.clock.now_ms()  # before the log is read
     state, start = handle.read(fresh=True), begin.changes
@@ -70,7 +70,7 @@ def read_new_commits(handle: Handle, begin: FeedPosition, *, settle_ms: int, com
     end, commits = up_to(until_ms)
     more = len(commits) > commits_max
     if more:
-        # Two programs may have committed in the same millisecond: what shares a time is taken, or left, together.
+        # Two programs may commit in the same millisecond. Commits with the same time stay together.
         until_ms = commits[commits_max - 1].created_ms
         end, commits = up_to(until_ms)
     table = changes_of(handle, state, start, end, state.live, as_of_ms=max(now_ms - 1, state.newest_ms))
@@ -78,9 +78,9 @@ def read_new_commits(handle: Handle, begin: FeedPosition, *, settle_ms: int, com
 
 
 def _known_ms(handle: Handle, now_ms: int, until_ms: int) -> int:
-    """The time by which all that was superseded is told, after a look at `now_ms` that told commits up to `until_ms`.
+    """Return the time up to which all superseded commits are reported, after a read at `now_ms` up to `until_ms`.
 
-    What appears after the look is superseded after it: by a clock that may be behind this one, twice the skew.
+    Whatever appears after the read is superseded after it, by a clock that may be behind by twice the skew.
     """
     return min(until_ms, now_ms - 2 * handle.timing.max_skew_ms - 1)
 
@@ -90,7 +90,7 @@ def _commits(state: TableState, markers: Iterable[Marker]) -> list[NewCommit]:
         return marker.created_ms, _log_file(state, marker) or ""
 
     by_commit = groupby(sorted(markers, key=lambda m: (*identity(m), m.key)), key=identity)
-    return [NewCommit(t_ms, log_file or None, tuple(found)) for (t_ms, log_file), found in by_commit]
+    return [NewCommit(t_ms, log_file or None, tuple(of_commit)) for (t_ms, log_file), of_commit in by_commit]
 
 
 def _log_file(state: TableState, marker: Marker) -> str | None:

@@ -1,9 +1,9 @@
-"""The tables that this process keeps open between the ticks of sensors, so that a tick reads only what is new.
+"""Tables that this process keeps open between sensor ticks, so that a tick reads only what is new.
 
-A tick is a call in the code server, with a resource made for it; the process stays. A table is kept under its address
-and a digest of the resource that opened it: with other credentials, or an endpoint of another deployment, it is opened
-anew. The digest is keyed with a secret of this process, so it says nothing of what was digested. Credentials are
-renewed as for any open table: the provider of the resource that opened it is asked again and again.
+A tick is a call in the code server with a new resource, but the process stays. A table is kept under its address and a
+digest of the resource that opened it. With other credentials, or another endpoint, it is opened again. The digest is
+keyed with a secret of this process, so it reveals nothing about the resource. Credentials are renewed as for any open
+table, from the provider of the resource that opened it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from icedb_dagster.resource import IceDBResource
 
 __all__ = ["OpenTables", "open_tables"]
 
-# What is known of a table's log stays in memory. Beyond this, the table that was not looked at for longest is closed.
+# An open table keeps its log in memory. Beyond this number, the least recently used table is closed.
 TABLES_MAX = 1_000
 
 
 class OpenTables:
-    """Tables by address and access. Safe to share between threads."""
+    """Open tables by address and access. Thread-safe."""
 
     def __init__(self, tables_max: int = TABLES_MAX) -> None:
         self._tables_max = tables_max
@@ -44,9 +44,9 @@ class OpenTables:
 
     @contextmanager
     def use(self, lake: IceDBResource, key: dg.AssetKey) -> Iterator[icedb.Table]:
-        """The table of an asset, opened unless it is open. When something goes wrong inside, it is opened anew next.
+        """Yield the table of an asset, opened if needed. If the block raises, the next use opens the table again.
 
-        Raises as `IceDBResource.table` does.
+        Raises the errors of `IceDBResource.table`.
         """
         name = lake.uri(key), self._digest(lake)
         with self._lock:
@@ -68,7 +68,7 @@ class OpenTables:
                 self._tables.popitem(last=False)
 
     def forget(self, lake: IceDBResource, key: dg.AssetKey) -> None:
-        """Open the table anew next time: its log is empty, so it is new, or was deleted."""
+        """Open the table again at the next use: its log is empty, so it is new or was deleted."""
         self._forget((lake.uri(key), self._digest(lake)))
 
     def _forget(self, name: tuple[str, str]) -> None:
@@ -76,12 +76,12 @@ class OpenTables:
             self._tables.pop(name, None)
 
     def _digest(self, lake: IceDBResource) -> str:
-        told = f"{type(lake).__module__}.{type(lake).__qualname__} {_plain(lake)!r}"
-        return hashlib.blake2b(told.encode(), key=self._secret, digest_size=16).hexdigest()
+        access = f"{type(lake).__module__}.{type(lake).__qualname__} {_plain(lake)!r}"
+        return hashlib.blake2b(access.encode(), key=self._secret, digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """A field of a resource, secrets and all, such that equal fields look equal."""
+    """Return a resource's field, including secrets, such that equal fields have equal representations."""
     if isinstance(value, dg.EnvVar):
         return value.get_value()
     if isinstance(value, dg.ConfigurableResource):
@@ -93,5 +93,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-#: Those of this process.
+#: The open tables of this process.
 open_tables = OpenTables()

@@ -1,4 +1,4 @@
-"""Which partition of an asset the rows of a part are of: as the part's path says it, when that is one of its keys."""
+"""The asset partition of a part's rows, from the part's path."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["PartitionKeys"]
 
 @dataclass(frozen=True, slots=True)
 class PartitionKeys:
-    """The partition column that tells the partitions of an asset apart, folded, and the asset's partition keys."""
+    """The partition column that distinguishes an asset's partitions, case-folded, and the asset's partition keys."""
 
     column: str
     keys: Collection[str]
 
     @classmethod
     def of(cls, context: dg.SensorEvaluationContext, key: dg.AssetKey, *, table: str) -> Self | None:
-        """Those of an asset of the code location; None for one without, or with several dimensions.
+        """Return the keys of an asset in the code location; None for an asset without partitions, or with several
+        dimensions.
 
-        Raises InvalidOption for a `partition_expr` that is none.
+        Raises InvalidOption for an invalid `partition_expr`.
         """
         if context.repository_def is None or not (graph := context.repository_def.asset_graph).has(key):
             return None
@@ -39,7 +40,7 @@ class PartitionKeys:
         return cls(column.casefold(), frozenset(keys))
 
     def of_part(self, part: Part) -> str | None:
-        """The key of the partition that a part's rows are of; None when its path does not say one."""
+        """Return the partition key of a part's rows; None if its path does not contain one."""
         values = {name.casefold(): value for name, value in part.values.items()}
         value = values.get(self.column)
         return value if value in self.keys else None

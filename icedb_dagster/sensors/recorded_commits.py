@@ -1,8 +1,8 @@
-"""Which commits Dagster knows already: by a step of its own, or by an earlier try of a tick.
+"""Commits that Dagster already has events for: from a step of a run, or from an earlier try of a sensor tick.
 
-An event that tells of a commit says in its metadata when it was made, and what the first of its parts is, see
-`icedb_dagster.metadata.table_metadata.commit_metadata`; a step of somebody's own may say the time alone. A commit to
-several partitions of an asset is told by as many events.
+The metadata of such an event has the commit's time and its first part, see
+`icedb_dagster.metadata.table_metadata.commit_metadata`. A user's own step may record the time alone. A commit to
+several partitions of an asset has one event for each.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from icedb_dagster.metadata.table_metadata import COMMIT_TIME, FIRST_PART
 
 __all__ = ["EVENTS_OF_COMMIT", "RecordedCommits", "is_gap_recorded", "read_recorded_commits"]
 
-#: How many events of the asset tell of the commit, if they are several.
+#: The number of the commit's events, if there are several.
 EVENTS_OF_COMMIT = "icedb/events_of_commit"
-#: After which time (unix milliseconds) commits are not known one by one.
+#: The time (unix milliseconds) after which individual commits are unknown.
 GAP_AFTER = "icedb/commits_unknown_after_ms"
 _PAGE = 500
 
@@ -28,26 +28,26 @@ _PAGE = 500
 class _Event:
     first_part: str | None
     partition: str | None
-    #: Whether it tells of the whole commit.
+    #: Whether the event covers the whole commit.
     whole: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCommits:
-    """Commits that events tell of, by their time (unix milliseconds)."""
+    """Commits that have events, by their time (unix milliseconds)."""
 
     _events: dict[int, list[_Event]] = field(default_factory=dict)
 
     def add(self, metadata: Mapping[str, Any], partition: str | None) -> None:
-        """What the metadata of an event says; nothing, if it is not about a commit."""
+        """Add the commit of an event's metadata, if there is one."""
         event = _Event(_value(metadata, FIRST_PART), partition, EVENTS_OF_COMMIT not in metadata)
-        given = _value(metadata, COMMIT_TIME)
-        for created_ms in given if isinstance(given, list) else [given]:  # of a step that made several
+        times = _value(metadata, COMMIT_TIME)
+        for created_ms in times if isinstance(times, list) else [times]:  # a list from a step with several commits
             if isinstance(created_ms, int):
                 self._events.setdefault(created_ms, []).append(event)
 
     def has(self, created_ms: int, parts: Collection[str], partition: str | None) -> bool:
-        """Whether the rows of a commit that are of a partition are told of. `parts`: the keys of all its parts."""
+        """Whether the rows of a commit in a partition have an event. `parts` holds the keys of all its parts."""
         return any(
             (event.whole or event.partition == partition) and (event.first_part is None or event.first_part in parts)
             for event in self._events.get(created_ms, ())
@@ -57,30 +57,30 @@ class RecordedCommits:
 def read_recorded_commits(
     instance: dg.DagsterInstance, key: dg.AssetKey, *, since_ms: int, observations: bool
 ) -> RecordedCommits:
-    """The commits that events of an asset since a time (unix milliseconds) tell of.
+    """Return the commits in the asset's materializations since a time (unix milliseconds).
 
-    `observations`: also those that observations tell of, not only materializations.
+    `observations`: read observations, too.
     """
-    told = RecordedCommits()
+    recorded = RecordedCommits()
     wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since_ms / 1000)
     for record in _all(instance.fetch_materializations, wanted):
         if made := record.asset_materialization:
-            told.add(made.metadata, made.partition)
+            recorded.add(made.metadata, made.partition)
     for record in _all(instance.fetch_observations, wanted) if observations else ():
-        if seen := record.event_log_entry.asset_observation:
-            told.add(seen.metadata, seen.partition)
-    return told
+        if observed := record.event_log_entry.asset_observation:
+            recorded.add(observed.metadata, observed.partition)
+    return recorded
 
 
 def is_gap_recorded(instance: dg.DagsterInstance, key: dg.AssetKey, *, after_ms: int) -> bool:
-    """Whether one of the last observations says that the commits after a time are unknown."""
+    """Whether one of the last observations records that the commits after a time are unknown."""
     records = instance.fetch_observations(key, limit=_PAGE).records
-    seen = [record.event_log_entry.asset_observation for record in records]
-    return any(o is not None and _value(o.metadata, GAP_AFTER) == after_ms for o in seen)
+    observations = [record.event_log_entry.asset_observation for record in records]
+    return any(o is not None and _value(o.metadata, GAP_AFTER) == after_ms for o in observations)
 
 
 def _all(fetch: Callable[..., dg.EventRecordsResult], wanted: dg.AssetRecordsFilter) -> Iterator[dg.EventLogRecord]:
-    """Page by page, the newest first."""
+    """Yield all records page by page, the newest first."""
     cursor, more = None, True
     while more:
         page = fetch(wanted, limit=_PAGE, cursor=cursor)
@@ -89,5 +89,5 @@ def _all(fetch: Callable[..., dg.EventRecordsResult], wanted: dg.AssetRecordsFil
 
 
 def _value(metadata: Mapping[str, Any], name: str) -> Any:
-    found = metadata.get(name)
-    return found.value if isinstance(found, dg.MetadataValue) else found
+    value = metadata.get(name)
+    return value.value if isinstance(value, dg.MetadataValue) else value

@@ -1,8 +1,8 @@
-"""Whether a run is asked for: what was asked before, and what became of it.
+"""Decide whether to request a maintenance run, from the last request and its outcome.
 
-Everything here is pure. What was asked before is in the sensor's cursor, which Dagster stores when a tick has ended.
-A run's key is made of the cursor's own numbers: a tick that is evaluated again with the same cursor asks for the very
-same runs. When a run did not help, the next one waits, twice as long each time.
+This module is pure. The last requests are in the sensor's cursor, which Dagster stores after a tick. A run's key is
+made of the cursor's own numbers, so a tick that is evaluated again with the same cursor requests the same runs. If a
+run did not help, the next request waits, twice as long each time.
 """
 
 from __future__ import annotations
@@ -28,78 +28,78 @@ __all__ = [
     "waits",
 ]
 
-#: How long after a run that did not help the next one is asked for, and after many of them.
+#: The wait after a run that did not help, and after many of them.
 WAIT_MS = 60_000
 WAIT_MAX_MS = 3_600_000
 
 
 class RequestedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last run of one kind that was asked for: its number, for what, when (unix milliseconds).
+    """The last requested run of one kind: its number, the reason for it, and its time (unix milliseconds).
 
-    `ended_ms`: since when it is known that no run is under way although the work is still to be done; the next one
-    comes `wait_ms` later.
+    `ended_ms` is the time since which no run is active although the work remains. The next request follows `wait_ms`
+    later.
     """
 
     number: int
     basis: str
-    asked_ms: int
+    requested_ms: int = msgspec.field(name="asked_ms")
     wait_ms: int = WAIT_MS
     ended_ms: int | None = None
 
 
 class RequestCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cursor. `begun_ms` (unix milliseconds) is in all keys of runs: a cursor that is begun anew asks anew."""
+    """The sensor's cursor. Run keys contain `begun_ms` (unix milliseconds), so a new cursor requests new runs."""
 
     begun_ms: int
-    asked: dict[Due, RequestedRun] = {}
+    requests: dict[Due, RequestedRun] = msgspec.field(default_factory=dict, name="asked")
     version: Literal[1] = 1
 
 
 def begin(now_ms: int) -> RequestCursor:
-    """A cursor that has asked for nothing."""
+    """Return a cursor without requests."""
     return RequestCursor(now_ms)
 
 
-def encode(memory: RequestCursor) -> str:
-    """As JSON."""
-    return msgspec.json.encode(memory).decode()
+def encode(cursor: RequestCursor) -> str:
+    """Return the cursor as JSON."""
+    return msgspec.json.encode(cursor).decode()
 
 
 def decode(text: str) -> RequestCursor | None:
-    """A cursor that was stored; None for what is none of this version."""
+    """Return a stored cursor; None for a text that is not a cursor of this version."""
     try:
         return msgspec.json.decode(text, type=RequestCursor)
     except msgspec.MsgspecError:
         return None
 
 
-def run_key(name: str, memory: RequestCursor, due: Due) -> str:
-    """The key of the last run of a kind that was asked for; no other run has it."""
-    return f"{name}/{due}/{memory.begun_ms}/{memory.asked[due].number}"
+def run_key(name: str, cursor: RequestCursor, due: Due) -> str:
+    """Return the unique key of the last requested run of a kind."""
+    return f"{name}/{due}/{cursor.begun_ms}/{cursor.requests[due].number}"
 
 
 def next_request(
     before: RequestedRun | None, recommended: Recommendation, *, now_ms: int, failed: Callable[[], bool]
 ) -> tuple[RequestedRun, bool]:
-    """What to remember, and whether to ask for a run now. No run of that kind is under way.
+    """Return the request to remember, and whether to request a run now. No run of that kind may be active.
 
-    `failed`: whether the last run of that kind ended badly; only looked at when the table has changed since.
+    `failed` returns whether the last run of that kind failed. It is called only if the table has changed since.
     """
     if before is None:
         return RequestedRun(1, recommended.basis, now_ms), True
     if before.basis != recommended.basis and not failed():
         return RequestedRun(before.number + 1, recommended.basis, now_ms), True
     if before.ended_ms is None or not 0 <= now_ms - before.ended_ms <= 2 * WAIT_MAX_MS:
-        before = msgspec.structs.replace(before, ended_ms=now_ms)  # just now, or the clock was set
+        before = msgspec.structs.replace(before, ended_ms=now_ms)  # first tick after the run, or the clock was changed
     if waits(before, now_ms):
         return before, False
     wait_ms = min(2 * before.wait_ms, WAIT_MAX_MS)
     return RequestedRun(before.number + 1, recommended.basis, now_ms, wait_ms), True
 
 
-def waits(asked: RequestedRun, now_ms: int) -> str:
-    """Until when the next run waits, as a text; empty: it does not."""
-    if asked.ended_ms is None or now_ms >= asked.ended_ms + asked.wait_ms:
+def waits(request: RequestedRun, now_ms: int) -> str:
+    """Return the time until which the next request waits, as text; empty if it does not wait."""
+    if request.ended_ms is None or now_ms >= request.ended_ms + request.wait_ms:
         return ""
-    until = datetime.fromtimestamp((asked.ended_ms + asked.wait_ms) / 1000, tz=UTC)
+    until = datetime.fromtimestamp((request.ended_ms + request.wait_ms) / 1000, tz=UTC)
     return until.isoformat(sep=" ", timespec="seconds")

@@ -1,4 +1,4 @@
-"""What can be said of a table's sensors. Making one touches nothing."""
+"""Settings of a table's sensors. Creating them accesses neither store nor instance."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from icedb.util.arguments import checks_arguments
 
 __all__ = ["CommitsSensor", "MaintenanceSensor"]
 
-#: What a commit becomes in Dagster.
+#: The kind of event that reports a commit.
 Events = Literal["materialization", "observation"]
 
 
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class MaintenanceSensor:
-    """When maintenance is asked for. Raises InvalidOption.
+    """Settings of the sensor that starts maintenance jobs.
 
-    `thresholds`: what the table should stay below; runs are asked for from half of each on. `interval_s`: seconds
-    between two looks, at least. `running`: switched on from the beginning, not only when somebody does it.
+    Args:
+        thresholds: Limits for the table's figures. Runs are requested from half of each limit on.
+        interval_s: Minimum seconds between two ticks.
+        running: Whether the sensor is started from the beginning.
+
+    Raises:
+        InvalidOption: `interval_s` is below 1.
+
+    Example:
+        build_table_definitions("events", maintenance_sensor=MaintenanceSensor(running=True))
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -35,14 +43,25 @@ class MaintenanceSensor:
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class CommitsSensor:
-    """What becomes of commits that others made. Raises InvalidOption.
+    """Settings of the sensor that reports commits made outside Dagster.
 
-    `events`: what a commit is told as. `interval_s` and `running` are as for `MaintenanceSensor`. `from_beginning`:
-    the first look tells all commits whose rows the log still knows one by one; otherwise none that were before it. A
-    look with a cursor that cannot be read is a first one; what Dagster knows is not told again. `settle_s`: a commit is
-    told when it is so many seconds old, so that a step of Dagster's that made it has told it first; at most half of the
-    table's grace period. `events_max`: commits of one look, each with an event for each of its partitions; the next
-    look goes on. So `events_max / interval_s` commits a second can be told for long.
+    Sustained throughput is at most `events_max / interval_s` commits per second.
+
+    Args:
+        events: The event of a commit: `materialization` or `observation`.
+        interval_s: Minimum seconds between two ticks.
+        running: Whether the sensor is started from the beginning.
+        from_beginning: Whether the first tick reports all earlier commits that the log still has individually. A tick
+            with an unreadable cursor is a first one. Commits that Dagster has events for are never reported again.
+        settle_s: Age in seconds from which a commit is reported, so that a Dagster step that made it can record it
+            first; at most half of the table's grace period.
+        events_max: Maximum commits of one tick, each with one event per partition. The next tick continues.
+
+    Raises:
+        InvalidOption: A number is too small.
+
+    Example:
+        build_table_definitions("events", commits_sensor=CommitsSensor(events="observation"))
     """
 
     events: Events = "materialization"
@@ -60,4 +79,4 @@ class CommitsSensor:
 
 def _check_whole(name: str, value: int, *, least: int) -> None:
     if value < least:
-        raise InvalidOption(f"the sensor's {name} is {value!r}; give a whole number, {least} at least.")
+        raise InvalidOption(f"the sensor's {name} is {value!r}; give a whole number of at least {least}.")

@@ -127,7 +127,7 @@ def test_a_trace_of_a_user_is_found_in_parts_and_in_the_log(tmp_path: Path) -> N
     }.items():
         table = icedb.Table.create(tmp_path / name)
         table.insert(rows)
-        with pytest.raises(NumbersDisagree, match=f"still has something of the user {user}"):
+        with pytest.raises(NumbersDisagree, match=f"still contains the user {user}"):
             checks.nothing_stored_of(table, user)
         table.delete(f"user_id = {user}" if name == "numbers" else f"contains(row, '{user}')")
         with pytest.raises(NumbersDisagree, match="still has something"):
@@ -231,7 +231,7 @@ def test_a_day_waits_for_the_files_of_all_tenants_and_is_whole_then(
     content = late.read_bytes()
     late.unlink()
     day = str(DAYS[0])
-    with pytest.raises(dg.Failure, match=rf"of {day} there is no {TENANTS[2]}/{day}\.jsonl yet, and nothing was added"):
+    with pytest.raises(dg.Failure, match=rf"{TENANTS[2]}/{day}\.jsonl of {day} is missing, and nothing was added"):
         dg.materialize([events.events], partition_key=day, resources={"icedb": lake})
     assert not (tmp_path / "lake").exists()
     late.write_bytes(content)
@@ -248,7 +248,7 @@ def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_en
     killed = start_example(folder, **SMALL)
     assert killed.stdout is not None
     for line in killed.stdout:
-        if "the last days once more" in line:
+        if "ingest the last days again" in line:
             killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     assert (folder / "data" / "lake" / "events").is_dir()
@@ -260,8 +260,8 @@ def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_en
     assert ok == "example: ok"
     assert dashboard == f"dashboard: {folder / 'data' / 'reports' / 'dashboard.png'}"
     assert (folder / "data" / "reports" / "dashboard.png").read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"[\d,]+ objects, nothing of the user in any of them", output)
-    assert steps_of(output)["ingest 6 days"][1] == steps_of(output)["the last days once more"][1]
+    assert re.search(r"[\d,]+ objects, none contains the user", output)
+    assert steps_of(output)["ingest 6 days"][1] == steps_of(output)["ingest the last days again"][1]
 
 
 @pytest.mark.process

@@ -15,7 +15,7 @@ dg = pytest.importorskip("dagster")
 import icedb
 from icedb.errors import InvalidOption, StoreUnavailable, UnsupportedType
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, create_table, open_table
-from icedb.transaction.open_table import open_beside, quarantine_name
+from icedb.transaction.open_table import open_sibling, quarantine_name
 from icedb_dagster import (
     FreshnessCheck,
     HorizonCheck,
@@ -182,7 +182,7 @@ def test_log_depth_fails_from_the_threshold_on_and_passes_after_a_merge_of_the_l
     assert not deep.passed
     assert "reads 10 log files; it should be less than 10" in deep.description
     assert "the job events_merge_log" in deep.description
-    assert told(deep)["that a merge would take"] == 10
+    assert told(deep)["log files to merge"] == 10
     clock.advance(1000)
     table.merge_log()
     assert verdict(table, "log_depth", thresholds=few).passed
@@ -253,29 +253,29 @@ def test_rows_that_went_to_the_quarantine_lately_are_counted_merged_or_not(
     insert(table, clock)
     none = verdict(table, "quarantine")
     assert none.passed
-    assert "there is none" in none.description
+    assert "the table has no quarantine" in none.description
     misfits(table, clock, "x", "<img src=x>")
     clock.advance(20 * HOUR_MS)
     misfits(table, clock, "y", "z", "[link](http://example.com)")
     found = verdict(table, "quarantine")
     assert not found.passed
     assert "5 rows did not fit in the last 1 d" in found.description
-    assert (told(found)["rows lately"], told(found)["rows in all"]) == (5, 5)
+    assert (told(found)["recent rows"], told(found)["total rows"]) == (5, 5)
     assert "\\[link\\]" in told(found)["reasons"]
     assert "(http" in told(found)["reasons"]
     assert verdict(table, "quarantine", rows_max=5).passed
 
     clock.advance(5 * HOUR_MS)  # the first two are older than a day now
-    assert told(verdict(table, "quarantine"))["rows lately"] == 3
-    aside = icedb.Table(open_beside(table.handle, quarantine_name(table.handle)))
+    assert told(verdict(table, "quarantine"))["recent rows"] == 3
+    aside = icedb.Table(open_sibling(table.handle, quarantine_name(table.handle)))
     aside.merge()
     assert len(aside.snapshot().parts) == 1
-    assert told(verdict(table, "quarantine"))["rows lately"] == 3, "a part that holds older rows too is opened"
+    assert told(verdict(table, "quarantine"))["recent rows"] == 3, "a part that holds older rows too is opened"
     old = verdict(table, "quarantine", window=timedelta(hours=1))
     assert old.passed
     assert told(old) == {
-        "rows lately": 0,
-        "rows in all": 5,
+        "recent rows": 0,
+        "total rows": 5,
         "window": "1 h",
         "quarantine": aside.uri,
     }
@@ -287,7 +287,7 @@ def test_rows_of_a_quarantine_that_is_merged_during_the_look_are_counted_all_the
     insert(table, clock)
     misfits(table, clock, "x", "y")
     misfits(table, clock, "z")
-    aside = icedb.Table(open_beside(table.handle, quarantine_name(table.handle)))
+    aside = icedb.Table(open_sibling(table.handle, quarantine_name(table.handle)))
     looks = []
 
     def merge_before_the_second_look(request: Request) -> None:
@@ -302,7 +302,7 @@ def test_rows_of_a_quarantine_that_is_merged_during_the_look_are_counted_all_the
     found = verdict(looking, "quarantine")
     assert len(aside.snapshot().parts) == 1, "the merge came in between"
     assert not found.passed
-    assert told(found)["rows lately"] == 3
+    assert told(found)["recent rows"] == 3
 
 
 # ------------------------------------------------------------------------------------------ freshness
@@ -325,7 +325,7 @@ def test_a_table_is_stale_when_it_is_certain_that_no_rows_came(table: icedb.Tabl
     stale = verdict(table, "freshness", max_age=day)
     assert not stale.passed
     assert "is over 1 d old, and it should be at most 1 d" in stale.description
-    assert "Look whether what fills the table still runs." in stale.description
+    assert "Check that the program that fills the table still runs." in stale.description
     # When the rows' own markers are forgotten, they may have come up to the horizon: then it is no longer certain.
     clock.advance(2 * HOUR_MS)
     table.cleanup()
@@ -440,7 +440,7 @@ def test_the_horizon_is_as_far_back_as_promised_and_deleted_rows_are_gone_in_tim
     horizon_ms = table.handle.read().horizon_ms
     assert horizon_ms
     assert not short.passed
-    assert "30 d were promised" in short.description
+    assert "min_age requires 30 d" in short.description
     assert told(short)["oldest snapshot"] == horizon_ms / 1000
     assert "a longer grace_ms" in short.description
     assert told(short)["superseded parts"] == 0
@@ -459,8 +459,8 @@ def test_the_horizon_is_as_far_back_as_promised_and_deleted_rows_are_gone_in_tim
         (lambda: SmallPartsCheck(ratio_max=True), "SmallPartsCheck: ratio_max must be a number, not True"),
         (lambda: SmallPartsCheck(parts_min=-1), "parts_min of the check small_parts is -1"),
         (lambda: SchemaCheck(columns={"a": "INTT"}), "the type of column 'a' is 'INTT'"),
-        (lambda: SchemaCheck(columns={}), "names no column"),
-        (lambda: SchemaCheck(columns={"id": "INT", "ID": "BIGINT"}), "'id' and 'ID', which are one"),
+        (lambda: SchemaCheck(columns={}), "of the check schema is empty"),
+        (lambda: SchemaCheck(columns={"id": "INT", "ID": "BIGINT"}), "'id' and 'ID', which differ only in case"),
         (lambda: SchemaCheck(columns=["a"]), "must be a dict of column"),
         (lambda: QuarantineCheck(window=24), "QuarantineCheck: window must be a timedelta, not 24"),
         (lambda: QuarantineCheck(rows_max=1.5), "QuarantineCheck: rows_max must be a whole number, not 1.5"),
@@ -552,7 +552,7 @@ def test_an_asset_that_is_materialized_is_checked_in_the_same_run_and_one_check_
     found = run_job(defs, "__ASSET_JOB", asset_selection=[key], partition_key="a")
     assert len(found) == 4
     assert all(e.passed for e in found.values())
-    assert found["objects"].description == "Nothing is missing: 1 live part in the sizes that the log tells."
+    assert found["objects"].description == "Nothing is missing: 1 live part with the sizes in the log."
     one = build_table_checks("events")
     alone = dg.define_asset_job("alone", selection=dg.AssetSelection.checks(dg.AssetCheckKey(key, "log_depth")))
     resources = {"icedb": lake}

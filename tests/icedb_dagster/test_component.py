@@ -198,14 +198,14 @@ def test_a_table_alone_has_the_usual_jobs_and_an_external_one_an_asset(recwarn: 
     for wrong, told in (
         ({"schedules": {"merge": None}}, "schedules has 'merge'"),
         ({"asset": "mine"}, "asset is 'mine'"),
-        ({"schedules": {"ttl": "1 1 * * *"}}, "schedules has ttl, and there is no such job"),
-        ({"schedules": {"checks": "@daily"}}, "schedules has checks, and there is no such job"),
-        ({"table": dg.AssetKey(["a", "_log"])}, "'_log' is no name of a folder"),
+        ({"schedules": {"ttl": "1 1 * * *"}}, "schedules has ttl, but the table has no such job"),
+        ({"schedules": {"checks": "@daily"}}, "schedules has checks, but the table has no such job"),
+        ({"table": dg.AssetKey(["a", "_log"])}, "'_log' is not a folder name"),
     ):
         with pytest.raises(InvalidOption, match=told):
             IceDBTable(**{"table": dg.AssetKey("a"), **wrong})  # type: ignore[arg-type]
     for key in ("''", "[]", "a//b", "../up"):
-        with pytest.raises(InvalidOption, match="is no name of a folder"):
+        with pytest.raises(InvalidOption, match="is not a folder name"):
             component(f"table: {key}")
     assert not defs_of(component("{table: a, schedules: {ttl: null, checks: null, cleanup: null}}")).asset_checks
 
@@ -258,7 +258,7 @@ def test_templates_give_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_template_that_gives_nothing_leaves_nothing_out(attributes: str, at: str) -> None:
-    with pytest.raises(InvalidOption, match=rf"the table 'a': {at}: .*\}}\}} gives nothing\. Set the variable"):
+    with pytest.raises(InvalidOption, match=rf"the table 'a': {at}: .*\}}\}} renders to nothing\. Set the variable"):
         component(attributes, nothing=None)
 
 
@@ -311,20 +311,20 @@ def test_what_is_scaffolded_is_read_as_it_was_given(text: str) -> None:
         ("{table: a, checks: all}", "checks", "'default'", True),
         ("{table: a, checks: {objects: {severity: error}}}", "checks.objects.severity", "'ERROR' or 'WARN'", True),
         ("{table: a, checks: {schema: {columns: {c: INTT}}}}", "checks.schema", "'INTT'", False),
-        ("{table: a, checks: {schema: {columns: {c: INT, C: INT}}}}", "checks.schema", "which are one", False),
+        ("{table: a, checks: {schema: {columns: {c: INT, C: INT}}}}", "checks.schema", "differ only in case", False),
         ("{table: a, ttl: {partition_column: '', keep_days: 1}}", "ttl", "partition_column of a time to live", False),
         ("{table: a, checks: {horizon: {}}}", "checks.horizon", "neither min_age nor max_age", False),
         ("{table: a, schedules: {merge: '* * * * *'}}", "schedules.merge", "not permitted", True),
-        ("{table: a, schedules: {verify: '1 2 3'}}", "schedules.verify", "no cron expression", True),
-        ("{table: a, schedules: {verify: '61 * * * *'}}", "schedules.verify", "no cron expression", False),
+        ("{table: a, schedules: {verify: '1 2 3'}}", "schedules.verify", "is not a cron expression", True),
+        ("{table: a, schedules: {verify: '61 * * * *'}}", "schedules.verify", "is not a cron expression", False),
         ("{table: a, thresholds: {hot_parts: 1}}", "thresholds", "hot_parts is 1", False),
         ("{table: a, sensors: {commits: all}}", "sensors.commits", "'materialization' or 'observation'", True),
         ("{table: a, sensors: {maintenance: {interval_s: 0}}}", "sensors.maintenance", "interval_s is 0", False),
         ("{table: a, lock: none}", "lock", "'pool' or 'claim'", True),
         ("{table: a, running: maybe}", "running", "valid boolean", True),
         ("{table: a, owners: me}", "owners", "valid list", True),
-        ("{table: a, description: d}", "", "description is of an asset that is defined here", False),
-        ("{table: a, asset: external, observe_cron: '* * * * *'}", "", "observe_cron is for", False),
+        ("{table: a, description: d}", "", "description applies to an asset that is defined here", False),
+        ("{table: a, asset: external, observe_cron: '* * * * *'}", "", "observe_cron needs", False),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_name_of_the_attribute(
@@ -395,7 +395,7 @@ def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -
     story = [json.loads(line) for line in done.stdout.splitlines()]
     listed, *scaffolded, good_yaml, good_defs, pools, bad_yaml, bad_defs = story
     [entry] = [item for item in json.loads(listed[2])["items"] if item["key"] == "icedb_dagster.IceDBTable"]
-    assert entry["summary"].startswith("A table of IceDB: its asset, maintenance jobs")
+    assert entry["summary"].startswith("An IceDB table: its asset, maintenance jobs")
     assert [code for _, code, _ in (*scaffolded, good_yaml, good_defs, bad_yaml, bad_defs)] == [0, 0, 0, 0, 1, 1]
     assert "All component YAML validated successfully" in good_yaml[2]
     assert "All definitions loaded successfully" in good_defs[2]
@@ -403,7 +403,7 @@ def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -
     assert "attributes.ttl.keep_days 'a year' is not of type 'integer'" in bad_yaml[2]
     assert "attributes.checks.small_parts.sevrity" in bad_yaml[2]
     assert "attributes.schedules.object.cleanup" in bad_defs[2]
-    assert "'61 * * * *' is no cron expression" in bad_defs[2]
+    assert "'61 * * * *' is not a cron expression" in bad_defs[2]
 
 
 def environment(folder: Path) -> dict[str, str]:

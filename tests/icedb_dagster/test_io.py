@@ -170,11 +170,11 @@ def test_an_input_has_the_columns_and_rows_that_its_metadata_asks_for(materializ
         assert materialize(numbers, taker).success
         assert READ[annotation](seen.pop()).to_pylist() == expected
     refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-        (pa.Table, {"columns": ["m"]}, UnknownColumn, r"names 'm', and the table has \['n', 'word', 'parity'\]"),
+        (pa.Table, {"columns": ["m"]}, UnknownColumn, r"names 'm', but the table has \['n', 'word', 'parity'\]"),
         (pa.Table, {"columns": "n"}, InvalidOption, "give a list of names"),
         (pa.Table, {"where": "(SELECT 1) = 1"}, InvalidOption, "'where' is '.*', which holds a subquery"),
         (ds.Dataset, {"where": "parity = 1 AND n > 1"}, InvalidOption, r"condition '\(n > 1\)'.*Filter the Dataset"),
-        (icedb.Snapshot, {"columns": ["n"]}, InvalidOption, "which is whole"),
+        (icedb.Snapshot, {"columns": ["n"]}, InvalidOption, "always has all rows and columns"),
         (set, {}, InvalidOption, "cannot be loaded as .*Annotate it as pyarrow.Table"),
     ]
     for number, (annotation, metadata, error, message) in enumerate(refused):
@@ -313,13 +313,13 @@ def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materiali
         (ONE, {"icedb/on_empty": "ignore"}, "on_empty is 'ignore'"),
         (ONE, {"icedb/on_conflict": "drop"}, "on_conflict is 'drop'"),
         (ONE, {"icedb/preview_rows": -1}, "preview_rows is -1"),
-        (ONE, {"sort_by": "n"}, "'sort_by' must be a list of texts, not 'n'"),
+        (ONE, {"sort_by": "n"}, "'sort_by' is 'n'; give a list of texts"),
         (ONE, {"sort_by": ["n"], "icedb/sort_by": ["n"]}, "has both 'sort_by' and 'icedb/sort_by'"),
-        (ONE, {"partition_by": [1]}, "'partition_by' must be a list of texts"),
+        (ONE, {"partition_by": [1]}, "'partition_by' is .*; give a list of texts"),
         (ONE, {"partition_by": ["random() AS r"]}, "different values for one row"),
-        (ONE, {"icedb/compresion": "zstd"}, "'icedb/compresion', which is no option; is it 'icedb/compression'"),
+        (ONE, {"icedb/compresion": "zstd"}, "which is not an option. Did you mean 'icedb/compression'"),
         (ONE, {"icedb/merging": {"kind": "sum"}}, "'icedb/merging' is"),
-        (ONE, {"icedb/on_empty": "clear", "icedb/on_conflict": "quarantine"}, "Give only one of them"),
+        (ONE, {"icedb/on_empty": "clear", "icedb/on_conflict": "quarantine"}, "Set only one of them"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_before_there_is_a_table(
@@ -345,7 +345,7 @@ def test_the_io_manager_s_own_mistakes_are_refused(materialize: Materialize, lak
     def job() -> None:
         no_asset()
 
-    with pytest.raises(InvalidOption, match="'result' of the op 'no_asset' is none"):
+    with pytest.raises(InvalidOption, match="'result' of the op 'no_asset' is not an asset"):
         job.execute_in_process()
     assert not Path(lake.root).exists()
 
@@ -538,7 +538,7 @@ def test_a_table_with_coarser_partitions_than_its_asset_is_only_appended_to(
 
     for key in ("2024-03-01", "2024-03-02", "2024-03-31"):
         for selected in (asset, reader):
-            with pytest.raises(InvalidOption, match=rf"'{key}' .* midst of a partition .*'month' is '.*date_trunc"):
+            with pytest.raises(InvalidOption, match=rf"'{key}' .* within a partition .*'month' is '.*date_trunc"):
                 materialize(asset, reader, selection=[selected], partition_key=key)
     assert table.snapshot().id == before
     result = materialize(asset, partition_key="2024-03-01", io={"mode": "append"})
@@ -564,12 +564,12 @@ def test_an_asset_that_depends_on_its_own_last_partition_begins_with_nothing(
 
     with_a_table = (duckdb.DuckDBPyRelation, icedb.Snapshot)
     for kind in [kind for kind in READ if kind not in with_a_table]:
-        given = inputs.nothing(kind, table=name)
+        given = inputs.empty(kind, table=name)
         assert isinstance(given, kind)
         assert READ[kind](given).to_pylist() == []
     for kind in with_a_table:
-        with pytest.raises(TableNotFound, match=rf"no table yet, and no .*{kind.__name__} of one.*Table\.create"):
-            inputs.nothing(kind, table=name)
+        with pytest.raises(TableNotFound, match=rf"an empty .*{kind.__name__} cannot be made.*Table\.create"):
+            inputs.empty(kind, table=name)
 
 
 def test_rows_outside_the_partition_are_refused_and_nothing_changes(
@@ -630,8 +630,8 @@ def test_a_partitioned_asset_without_a_partition_or_with_a_column_that_is_not_th
     day = {"partition_key": "2024-03-01"}
     both = dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS})
     refused("its metadata 'partition_expr' is None", {}, **day)
-    refused(r"column 'day', and the table is partitioned by \['shop'\]", {"partition_expr": "day"}, **day)
-    refused("names 'day', and partition_by has", {"partition_expr": "day", "partition_by": ["shop"]}, **day)
+    refused(r"column 'day', but the table is partitioned by \['shop'\]", {"partition_expr": "day"}, **day)
+    refused("names 'day', but partition_by has", {"partition_expr": "day", "partition_by": ["shop"]}, **day)
     refused("has no name", {"partition_expr": "left(day, 7)"}, **day)
     refused("for each dimension", {"partition_expr": {"day": "day"}}, both, partition_key="2024-03-01|north")
     refused("the run has no partition", {"partition_expr": "shop"})
@@ -644,7 +644,7 @@ def test_an_hour_that_comes_twice_cannot_be_replaced_by_wall_time_and_can_be_app
     asset = stamped(name, HOURS, {"partition_expr": "hour"}, wall)
     twice = {"partition_key": "2024-10-27-02:00+0100"}
     for appended in range(2):  # the table does not know the column's type at first
-        with pytest.raises(InvalidOption, match="comes twice in Europe/Berlin"):
+        with pytest.raises(InvalidOption, match="occurs twice in Europe/Berlin"):
             materialize(asset, **twice)
         assert len(lake.table(name).snapshot().parts) == appended
         result = materialize(asset, io={"mode": "append"}, **twice)

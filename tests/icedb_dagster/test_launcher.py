@@ -89,7 +89,7 @@ def test_a_run_that_its_code_server_does_not_know_fails_after_a_minute(
         found = look(run, 1060)
     assert found.status is WorkerStatus.FAILED
     assert found.msg == (
-        f"The worker is gone: the code server at 127.0.0.1:{address['port']} does not know it, since 60 s"
+        f"The worker is gone: the code server at 127.0.0.1:{address['port']} does not know it, for 60 s"
     )
 
 
@@ -106,7 +106,7 @@ def test_a_run_whose_code_server_is_away_fails_after_a_minute_unless_it_comes_ba
     found = look(run, 1120)
     assert found.status is WorkerStatus.FAILED
     assert "its code server at" in found.msg
-    assert "gone cannot be reached, since 60 s" in found.msg
+    assert "gone cannot be reached, for 60 s" in found.msg
 
 
 def test_a_proxy_that_cannot_say_what_runs_there_are_fails_none(
@@ -151,7 +151,7 @@ def test_the_packaged_instance_has_it_and_its_setting_is_checked(tmp_path: Path)
         assert instance.run_monitoring_max_resume_run_attempts == 0
     home.write_text(chosen % "{lost_after_seconds: 0}")
     with (
-        pytest.raises(InvalidOption, match="lost_after_seconds is 0; give 1 second at least"),
+        pytest.raises(InvalidOption, match="lost_after_seconds is 0; give at least 1"),
         dg.DagsterInstance.from_config(str(tmp_path)) as instance,
     ):
         assert instance.run_launcher

@@ -128,7 +128,7 @@ def test_an_instance_whose_pools_hold_runs_instead_of_steps_is_refused(
     table = three_parts(lake, name)
     with (
         dg.DagsterInstance.from_config(str(tmp_path)) as by_run,
-        pytest.raises(PoolNotExclusive, match=r"taken by nobody.*granularity: op"),
+        pytest.raises(PoolNotExclusive, match=r"taken by no run.*granularity: op"),
     ):
         maintain(by_run, lake, name, MERGE)
     assert len(table.snapshot().parts) == 3
@@ -194,7 +194,7 @@ def test_a_run_that_waits_does_not_ask_dagster_and_tells_for_whom_it_waits(
     waiting.start()
     try:
         [run] = wait_until(lambda: instance.get_runs(dg.RunsFilter(job_name=f"{name}_{MERGE}")), "run")
-        told = f"waiting for the pool {pool}, which run the-rival has"
+        told = f"waiting for the pool {pool}, which run the-rival holds"
         wait_until(lambda: any(e.user_message == told for e in instance.all_logs(run.run_id)), told)
         assert [step.run_id for step in storage.get_concurrency_info(pool).pending_steps] == ["the-rival"]
         assert len(table.snapshot().parts) == 3
@@ -208,21 +208,22 @@ def test_a_run_that_waits_does_not_ask_dagster_and_tells_for_whom_it_waits(
 def test_unqueued_runs_of_one_table_never_overlap_and_those_of_another_go_on(
     environment: dict[str, str], instance: dg.DagsterInstance, lake: IceDBResource, tmp_path: Path, count: int
 ) -> None:
-    for table in ("busy", "other"):
+    busy, other = f"busy_{count}", f"other_{count}"  # a new pool for each case
+    for table in (busy, other):
         three_parts(lake, table)
         assert icedb_pool(table) not in instance.event_log_storage.get_concurrency_keys()
-    tables = ["busy"] * count + ["other"] * 2
+    tables = [busy] * count + [other] * 2
     task = {"root": lake.root, "tables": tables, "verb": MERGE, "hold_s": 0.3, "folder": str(tmp_path)}
     run_script("dagster/maintenance_runs.py", json.dumps(task))
     runs = json.loads((tmp_path / "all.json").read_text())
     assert [run["errors"] for run in runs if not run["success"]] == []
     runs.sort(key=lambda run: (run["table"], run["began"]))
     held = {table: list(of_table) for table, of_table in groupby(runs, key=lambda run: run["table"])}
-    assert {table: len(of_table) for table, of_table in held.items()} == {"busy": count, "other": 2}
+    assert {table: len(of_table) for table, of_table in held.items()} == {busy: count, other: 2}
     for of_table in held.values():
         assert all(one["ended"] < next_["began"] for one, next_ in pairwise(of_table))
-    assert held["other"][0]["began"] < held["busy"][-1]["ended"]  # it did not wait for the other table's runs
-    assert held["busy"][0]["began"] < held["other"][-1]["ended"]
-    for table in ("busy", "other"):
+    assert held[other][0]["began"] < held[busy][-1]["ended"]  # it did not wait for the other table's runs
+    assert held[busy][0]["began"] < held[other][-1]["ended"]
+    for table in (busy, other):
         snapshot = lake.table(table).snapshot()
         assert (len(snapshot.parts), snapshot.rows) == (1, 3)

@@ -210,11 +210,11 @@ def test_an_empty_table_is_left_empty_and_a_missing_one_said_to_be_missing(
         ("restore", {"as_of": "2024-01-01"}, InvalidOption, "write a time with its zone"),
         ("restore", {"as_of": "4102444800000"}, InvalidOption, "4102444800000"),
         ("cleanup", {"grace_ms": 0}, GraceTooShort, "allow_short_grace"),
-        ("orphans", {"min_age_ms": 0}, GraceTooShort, "only 0 s old may be being written"),
+        ("orphans", {"min_age_ms": 0}, GraceTooShort, "only 0 s old may belong to a running writer"),
         ("ttl", {"reference_date": "yesterday"}, InvalidOption, "reference_date is 'yesterday'"),
         ("ttl", {"reference_date": "2024-02-30"}, InvalidOption, "write it as YYYY-MM-DD"),
         ("ttl", {"reference_date": "20240301"}, InvalidOption, "write it as YYYY-MM-DD"),
-        ("ttl", {"reference_date": "9999-12-31"}, InvalidOption, "which is to come"),
+        ("ttl", {"reference_date": "9999-12-31"}, InvalidOption, "which is in the future"),
         ("restore", {"as_of": "20261121"}, InvalidOption, "write a time with its zone"),
         ("restore", {"as_of": "1795313126"}, InvalidOption, "write a time with its zone"),
         ("ttl", {"keep_days": -1000}, InvalidOption, "keep_days is -1000"),
@@ -385,7 +385,7 @@ def test_a_time_to_live_on_a_column_without_dates_is_refused(
     instance: dg.DagsterInstance, lake: IceDBResource, name: str
 ) -> None:
     dated(lake, name, "2024-01", "2024-02")
-    with pytest.raises(InvalidOption, match="'d', where no value is a date"):
+    with pytest.raises(InvalidOption, match="'d', in which no value is a date"):
         maintain(instance, lake, name, "ttl")
     other = f"{name}_other"
     lake.table_or_create(other, partition_by=["n"]).insert(ONE)
@@ -417,9 +417,9 @@ def test_any_function_may_say_what_has_expired_at_the_reference_date(
     drop(lambda table, reference: f"d < '{reference:%Y-%m}'", reference_date="2024-02-01")
     assert rows(lake, name, "d") == [("2024-02",)]
     for wrong in (None, [1], b"d=2024-02"):
-        with pytest.raises(InvalidOption, match="as what has expired"):
+        with pytest.raises(InvalidOption, match="as the expired partitions"):
             drop(lambda table, reference, wrong=wrong: wrong)
-    with pytest.raises(InvalidOption, match="decides what is too old"):
+    with pytest.raises(InvalidOption, match="decides which partitions expire"):
         drop(months_gone, keep_days=3)
     assert rows(lake, name, "d") == [("2024-02",)]
 
@@ -449,7 +449,7 @@ def test_cleanup_deletes_what_was_superseded_and_orphans_what_nothing_names(
     assert "| orphans deleted | 1 |" in told(instance, name)["orphans"]
     maintain(instance, lake, name, "orphans")
     assert parts() == sorted([live.name, young.name])
-    assert "| parts that may be being written | 1 |" in told(instance, name)["orphans"]
+    assert "| young parts, possibly still being written | 1 |" in told(instance, name)["orphans"]
 
 
 def test_the_log_is_merged_without_a_part(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
@@ -487,7 +487,7 @@ def test_a_person_s_rows_are_deleted_until_none_is_left_and_can_be_restored(
     assert "| no such row is left | yes |" in report
     monkeypatch.setattr(icedb.Table, "delete", delete)
     maintain(instance, lake, name, "delete", where="user = 8", passes_max=1)
-    assert "not sure: run it again" in told(instance, name)["delete"]
+    assert "unknown: run the job again" in told(instance, name)["delete"]
 
     maintain(instance, lake, name, "restore", as_of=datetime.fromtimestamp(then_ms / 1000, UTC).isoformat())
     assert rows(lake, name, "user") == [(7,), (7,), (8,)]

@@ -327,5 +327,5 @@ def test_a_session_of_spark_connect_tells_nothing_and_works(caplog: pytest.LogCa
     session = pytest.importorskip("pyspark.sql.connect.session").SparkSession
     caplog.set_level("INFO", "a run")
     with spark_progress(Run(), session.__new__(session), every_s=0):  # as it is without a server
-        assert caplog.messages == ["Spark: a session of Spark Connect tells neither progress nor its log"]
+        assert caplog.messages == ["Spark: a Spark Connect session provides neither progress nor its log"]
     assert len(caplog.messages) == 1

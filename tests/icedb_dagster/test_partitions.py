@@ -111,7 +111,7 @@ def test_wall_times_of_the_nights_when_the_clocks_change() -> None:
     assert chosen(HOURS, AUTUMN[1:3], "TIMESTAMP", values) == values[2:3]
     for keys in (AUTUMN[:2], AUTUMN[1:2], AUTUMN[2:3], AUTUMN[2:]):
         for type_ in ("TIMESTAMP", "VARCHAR"):  # `strftime` writes both hours as the key of the first
-            with pytest.raises(InvalidOption, match=rf"comes twice in .* is {type_}.*TIMESTAMP WITH TIME ZONE"):
+            with pytest.raises(InvalidOption, match=rf"occurs twice in .* is {type_}.*TIMESTAMP WITH TIME ZONE"):
                 select(HOURS, keys).predicate({"c": type_})
     texts = [*AUTUMN, "2024-10-27 02:30:00"]
     assert chosen(HOURS, AUTUMN[1:3], "VARCHAR", texts) == sorted([*AUTUMN[1:3], "2024-10-27 02:30:00"])
@@ -132,8 +132,8 @@ def test_a_day_that_begins_at_one_o_clock_is_a_date_all_the_same() -> None:
     ("definition", "key", "type_", "message"),
     [
         (HOURS, "2024-07-01-03:00", "DATE", "does not begin and end at midnight"),
-        (DAYS, "2024-07-01", "BIGINT", "is no whole number"),
-        (DAYS, "2024-07-01", "DOUBLE", "is DOUBLE, and the asset's partitions are time windows"),
+        (DAYS, "2024-07-01", "BIGINT", "is not a whole number"),
+        (DAYS, "2024-07-01", "DOUBLE", "is DOUBLE, but the asset's partitions are time windows"),
     ],
 )
 def test_a_column_that_cannot_tell_the_partitions_apart_is_refused(
@@ -144,7 +144,7 @@ def test_a_column_that_cannot_tell_the_partitions_apart_is_refused(
 
 
 def test_a_column_that_the_table_does_not_have_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"partition_expr names the partition column 'c', and the table .*\['d'\]"):
+    with pytest.raises(InvalidOption, match=r"partition_expr names the partition column 'c', but the table .*\['d'\]"):
         select(DAYS, ["2024-07-01"]).predicate({"d": "DATE"})
     assert select(DAYS, ["2024-07-01"]).predicate({"C": "DATE"}).startswith('"C" >= ')
 

@@ -173,7 +173,7 @@ def test_what_is_due_and_has_no_job_is_only_told(quick: Any, world: World, simul
     daemon.tick()
     assert requested(daemon.tick()) == [f"{name}_merge_log"]
     assert requested(daemon.tick()) == []
-    assert "merge_newest is due and has no job" in daemon.said
+    assert "merge_newest is due, but has no job" in daemon.said
 
 
 # ------------------------------------------------------------------------------------------ cost
@@ -247,7 +247,7 @@ def test_no_run_is_asked_for_while_one_is_queued_or_under_way(
     for status in ("QUEUED", "STARTING", "STARTED", "CANCELING"):
         run = add_run(quick, f"{name}_merge_newest", dg.DagsterRunStatus[status])  # by hand, or by a schedule
         assert requested(daemon.tick()) == [], status
-        assert "is queued or under way" in daemon.said
+        assert "is queued or active" in daemon.said
         end_run(quick, run, dg.DagsterRunStatus.SUCCESS)
         assert requested(daemon.evaluate()) == [f"{name}_merge_newest"]
 
@@ -262,7 +262,7 @@ def test_runs_of_another_code_location_s_job_of_that_name_do_not_count(
     other = add_run(quick, job, dg.DagsterRunStatus.STARTED, location="elsewhere")
     assert requested(daemon.tick()) == [job]
     assert requested(daemon.tick()) == []
-    assert "is queued or under way" in daemon.said, "its own does count"
+    assert "is queued or active" in daemon.said, "its own does count"
     end_all(quick)
     table.merge()
     end_run(quick, other, dg.DagsterRunStatus.FAILURE)
@@ -273,7 +273,7 @@ def test_runs_of_another_code_location_s_job_of_that_name_do_not_count(
     fill(table, 5)
     quick.add_run(dg.DagsterRun(job_name=job, run_id=f"{name}-in-a-process", status=dg.DagsterRunStatus.STARTED))
     assert requested(daemon.tick()) == []
-    assert "is queued or under way" in daemon.said, "nobody knows whose that is"
+    assert "is queued or active" in daemon.said, "nobody knows whose that is"
 
 
 def test_a_tick_that_is_evaluated_again_asks_for_the_very_same_runs(
@@ -399,7 +399,7 @@ def test_a_cursor_that_cannot_be_read_is_begun_anew_and_told(
         daemon = Daemon(quick, make(name), simulated, cursor=cursor)
         warned.clear()
         daemon.tick()
-        assert ["is begun anew" in text for text in warned] == [True], cursor
+        assert ["a new one begins" in text for text in warned] == [True], cursor
         assert "begins now" in daemon.said
         daemon.evaluate()
         assert len(warned) == 1, "the new one can be read"
@@ -490,7 +490,7 @@ def test_a_damaged_log_fails_the_tick_and_what_came_meanwhile_is_told_when_it_is
         world.clock.advance(10 * MINUTE_MS)
         fill(table, 1)
         world.clock.advance(MINUTE_MS)
-        with pytest.raises(UncoordinatedMaintenance, match="both say they are epoch 2"):
+        with pytest.raises(UncoordinatedMaintenance, match="both have the epoch 2"):
             daemon.tick()
         assert daemon.cursor == kept
     del objects[second]
@@ -628,7 +628,7 @@ def test_a_young_commit_waits(quick: Any, world: World, simulated: Any, name: st
 def test_to_wait_until_cleanup_may_forget_is_refused(quick: Any, world: World, simulated: Any, name: str) -> None:
     world.create(name)
     Daemon(quick, teller(name, settle_s=1_800), simulated).tick()
-    with pytest.raises(InvalidOption, match=r"settle_s is 1801 s, .* \(grace_ms\) of 3600 s; give at most .* 1800"):
+    with pytest.raises(InvalidOption, match=r"settle_s is 1801 s, .* \(grace_ms\) of 3600 s\. Give at most .* 1800"):
         Daemon(quick, teller(name, settle_s=1_801), simulated).tick()
 
 
@@ -913,7 +913,7 @@ def test_what_cleanup_forgot_is_told_as_one_gap_and_the_telling_goes_on(
     daemon.tick()
     daemon.tick()
     [gap] = quick.fetch_observations(dg.AssetKey(name), limit=10).records
-    assert "Some commits to this table are not told" in gap.event_log_entry.asset_observation.description
+    assert "Some commits to this table are not reported" in gap.event_log_entry.asset_observation.description
     assert [t["icedb/commit_time_ms"] for t in told_commits(quick, name)] == [after.created_ms]
 
 
@@ -1005,7 +1005,7 @@ def test_from_the_beginning_means_every_commit_that_the_log_tells_apart(
     table.cleanup()
     other = Daemon(quick, teller(name, from_beginning=True, events="observation"), simulated)
     other.tick()
-    assert "2 new commits; Dagster knew them" in other.said, "of those before the horizon not all are known"
+    assert "2 new commits; Dagster has events for them" in other.said, "of those before the horizon not all are known"
 
 
 # ------------------------------------------------------------------------------------------ cursors

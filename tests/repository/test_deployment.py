@@ -347,8 +347,8 @@ def run_platform(here: Here, project: Path, home: Path, ports: Mapping[str, int]
 
     with service("s3", weed(here, folder)) as s3:
         healthy(here, "s3", s3, environ("s3"))
-        assert "made the bucket lake" in once("setup")
-        assert "made the bucket" not in once("setup")
+        assert "created the bucket lake" in once("setup")
+        assert "created the bucket" not in once("setup")
         with service("code") as code:
             healthy(here, "code", code, environ("code"))
             with service("webserver") as webserver, service("daemon") as daemon:

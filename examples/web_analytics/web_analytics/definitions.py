@@ -1,4 +1,4 @@
-"""What Dagster loads: all that is in the folder `defs`, Python and YAML."""
+"""The Dagster definitions: everything in the folder `defs`, Python and YAML."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ import dagster as dg
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Everything of the project. Neither store nor Spark are asked."""
+    """Load all definitions of the project. Accesses neither the store nor Spark."""
     return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)

@@ -1,4 +1,4 @@
-"""What the dashboard shows, read from the tables: `read_figures`. It draws nothing."""
+"""The figures of the dashboard, read from the tables: `read_figures`. This module does not draw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from icedb import Snapshot
 
 __all__ = ["Figures", "Series", "read_figures"]
 
-#: Four weeks: they have as many of each weekday, and are no more than is kept of the events.
+#: Four weeks: each weekday occurs equally often, and the events are kept longer.
 RECENT_DAYS = 28
 PAGES = 8
 ORIGINS = 6
@@ -16,7 +16,7 @@ ORIGINS = 6
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A tenant's figures of each day, in the order of the days."""
+    """A tenant's figures by day."""
 
     tenant: str
     days: tuple[date, ...]
@@ -27,11 +27,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that the dashboard shows. Money is in euros, rates are parts of one.
+    """The figures of the dashboard. Money is in euros, rates are fractions of one.
 
-    `series` are of all days there are, all else from `first` to `last`. `hours`: views on each weekday (Monday is the
-    first) and hour. `pages`: the most viewed ones, with the views of each tenant. `origins`: where sessions came from,
-    with their number.
+    `series` covers all days, everything else `first` to `last`. `hours`: views by weekday (Monday first) and hour.
+    `pages`: the most viewed pages, with the views of each tenant. `origins`: the sources of sessions, with their
+    counts.
     """
 
     first: date
@@ -44,7 +44,7 @@ class Figures:
 
 
 def read_figures(metrics: Snapshot, sessions: Snapshot, page_views: Snapshot) -> Figures:
-    """Read the tables as these snapshots have them. There must be a day at least."""
+    """Read the tables at these snapshots, which must have at least one day."""
     [(first, last)] = metrics.query("SELECT min(day), max(day) FROM t").fetchall()
     end = date.fromisoformat(last)
     since = max(date.fromisoformat(first), end - timedelta(days=RECENT_DAYS - 1))
@@ -66,7 +66,7 @@ def read_figures(metrics: Snapshot, sessions: Snapshot, page_views: Snapshot) ->
 
 
 def _totals(metrics: Snapshot, sessions: Snapshot, recent: str) -> dict[str, float]:
-    # A visitor of several days is one visitor, so the days' numbers do not add up to theirs.
+    # A visitor on several days counts once, so daily numbers cannot be added up.
     [(visitors,)] = sessions.query(f"SELECT count(DISTINCT user_id) FROM t WHERE {recent}").fetchall()
     [(sessions_, views, bounce, purchases, cents)] = metrics.query(
         "SELECT sum(sessions), sum(page_views), sum(bounce_rate * sessions) / sum(sessions), sum(purchases), "
@@ -94,13 +94,13 @@ def _series(metrics: Snapshot) -> Sequence[Series]:
 
 
 def _hours(page_views: Snapshot, recent: str) -> tuple[tuple[int, ...], ...]:
-    found = {
+    by_hour = {
         (weekday, hour): int(views)
         for weekday, hour, views in page_views.query(
             f"SELECT isodow(hour), hour(hour), sum(views) FROM final WHERE {recent} GROUP BY ALL"
         ).fetchall()
     }
-    return tuple(tuple(found.get((weekday, hour), 0) for hour in range(24)) for weekday in range(1, 8))
+    return tuple(tuple(by_hour.get((weekday, hour), 0) for hour in range(24)) for weekday in range(1, 8))
 
 
 def _pages(page_views: Snapshot, recent: str) -> tuple[tuple[str, dict[str, int]], ...]:

@@ -1,9 +1,9 @@
-"""Events of three shops, as their web sites would send them: the same ones for the same seed, wherever and whenever.
+"""Events of three shops as their web sites would send them, reproducible by seed.
 
     python -m web_analytics.generate
 
-A visit is one person who looks at pages, clicks, sometimes buys, sometimes goes for lunch and comes back. Phones that
-were offline deliver a visit on the day after. A few rows are broken, as always. Nothing here needs a network.
+A visit is one person who views pages, clicks, sometimes buys, sometimes takes a long break and returns. Phones that
+were offline deliver a visit on the next day. A few rows are broken. No network is needed.
 """
 
 import json
@@ -19,7 +19,7 @@ __all__ = ["SHOPS", "Shop", "generate"]
 
 Event = dict[str, Any]
 
-# Of a hundred visits, so many come from a phone that had no network, and of ten thousand rows so many are broken.
+# The percentage of visits from offline phones, and the number of broken rows in ten thousand.
 LATE_PERCENT = 1.5
 BROKEN_PER_10_000 = 12
 LUNCH_PERCENT = 4.0
@@ -27,9 +27,9 @@ LUNCH_PERCENT = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """A tenant. `visits`: on an average day; `week`: the share of each day, from Monday on; `growth`: in a month.
+    """A tenant. `visits`: on an average day; `week`: the factor of each day, from Monday on; `growth`: per month.
 
-    `hours`: how busy each hour of the day is (UTC). `campaign`: on that day, so many times the visits of others.
+    `hours`: the activity in each hour of the day (UTC). `campaign`: a day number, and the factor of its visits.
     """
 
     tenant: str
@@ -77,9 +77,9 @@ _CLICKS = ("menu", "picture", "size", "review", "share")
 
 
 def generate(folder: str | Path, days: Sequence[date], *, seed: int = 7, scale: float = 1.0) -> int:
-    """Write `<folder>/<tenant>/<day>.jsonl` for each of the days, and return the number of lines.
+    """Write `<folder>/<tenant>/<day>.jsonl` for each day, and return the number of lines.
 
-    `scale`: so many times the usual visits. What would arrive after the last day never does.
+    `scale` multiplies the number of visits. Events that would arrive after the last day are omitted.
     """
     lines = 0
     for shop in SHOPS:
@@ -94,10 +94,10 @@ def generate(folder: str | Path, days: Sequence[date], *, seed: int = 7, scale: 
 
 
 def _arrivals(shop: Shop, days: Sequence[date], seed: int, scale: float) -> Iterator[tuple[date, list[Event]]]:
-    """The events by the day on which they arrive: their own, or the next one."""
+    """Yield the events by day of arrival: their own day, or the next one."""
     tomorrow: list[Event] = []
     for number, day in enumerate(days):
-        # Of each day its own, so that a day is the same however many there are.
+        # One generator for each day, so that a day does not depend on the number of days.
         random = Random(f"{seed}/{shop.tenant}/{day}")
         today, end = tomorrow, f"{day + timedelta(days=1)}"
         tomorrow = []
@@ -121,8 +121,8 @@ def _visits(shop: Shop, day: date, number: int, random: Random, scale: float) ->
 
 
 def _visit(shop: Shop, start: datetime, random: Random) -> Iterator[Event]:
-    """What one person does, in one go or with a break of more than half an hour."""
-    # Some come again and again: the square makes low numbers likelier.
+    """Yield the events of one person, with or without a break of over half an hour."""
+    # Some users visit often: the square makes low numbers likelier.
     user = shop.first_user + int(shop.users * random.random() ** 2)
     person = Random(user)
     always = {
@@ -164,8 +164,8 @@ def _product(shop: Shop, random: Random) -> tuple[str, int]:
 
 
 def _event(always: Event, at: datetime, kind: str, page: str, random: Random, **more: object) -> Event:
-    told = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
-    return {"event_id": f"{random.getrandbits(64):016x}", "ts": told, **always, "kind": kind, "page": page, **more}
+    timestamp = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+    return {"event_id": f"{random.getrandbits(64):016x}", "ts": timestamp, **always, "kind": kind, "page": page, **more}
 
 
 def _perhaps_broken(event: Event, random: Random) -> Event:

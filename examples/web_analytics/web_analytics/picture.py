@@ -1,4 +1,4 @@
-"""The dashboard as a picture: `draw` and the words that say the same, `in_words`. It reads no table."""
+"""The dashboard as a picture, `draw`, and as text, `in_words`. This module reads no table."""
 
 import io
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ PAPER, PANEL, INK, FAINT, GRID = "#eef1f5", "#ffffff", "#1f2937", "#6b7280", "#e
 COLOURS = ("#4f6bed", "#12a594", "#e5793a", "#a855c7", "#d6409f")
 HEAT = ("#ffffff", "#c7d2fe", "#6d83f2", "#2b3a9e")
 WIDTH_PX, HEIGHT_PX, DPI = 1400, 1000, 100
-# A palette makes the file small: enough for smooth letters and for the shades of the hours.
+# A palette keeps the file small, with enough colors for smooth text and the shades of the hours.
 PALETTE = 128
 WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 def in_words(figures: Figures) -> str:
-    """What the picture says, for those who do not see it."""
+    """Return the alternative text of the picture."""
     totals = figures.totals
     shops = "; ".join(
         f"{it.tenant} {sum(it.sessions):,} sessions and {sum(it.revenue):,.0f} euros" for it in figures.series
@@ -37,8 +37,8 @@ def in_words(figures: Figures) -> str:
 
 
 def draw(figures: Figures) -> bytes:
-    """A PNG."""
-    # Here, because they take a second; and without pyplot, whose state is shared by all threads.
+    """Return the picture as PNG."""
+    # Imported here because it takes a second, and without pyplot, whose state all threads share.
     from matplotlib.figure import Figure
     from PIL import Image
 
@@ -89,7 +89,7 @@ def _sessions(axes: "Axes", series: Sequence[Series], colours: dict[str, str]) -
 
 
 def _revenue(axes: "Axes", series: Sequence[Series], colours: dict[str, str]) -> None:
-    """A bar for each week, the tenants above each other."""
+    """Draw a stacked bar for each week."""
     days = series[0].days
     starts = [days[at] for at in range(len(days) % 7 if len(days) > 7 else 0, len(days), 7)]
     lower = [0.0] * len(starts)
@@ -167,7 +167,7 @@ def _origins(axes: "Axes", figures: Figures) -> None:
 def _panel(
     figure: "Figure", place: tuple[float, float, float, float], title: str, unit: str, *, left: float = 52
 ) -> "Axes":
-    """A white box with a title, and axes in it; `left`: pixels for the labels there."""
+    """Add a white box with a title and axes. `left`: pixels for the labels."""
     x, y, width, height = place
     _box(figure, place)
     _write(figure, (x + 18, y + 27), title, size=12.5, weight="bold")
@@ -199,20 +199,20 @@ def _write(
 
 
 def _of_whole(place: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
-    """Pixels from the upper left as shares of the whole from the lower left."""
+    """Convert pixels from the upper left to fractions from the lower left."""
     x, y, width, height = place
     return x / WIDTH_PX, 1 - (y + height) / HEIGHT_PX, width / WIDTH_PX, height / HEIGHT_PX
 
 
 def _labels(axes: "Axes", ends: Sequence[tuple[str, date, float, str]], *, size: float) -> None:
-    """A text at the end of each line, pushed up where it would lie on the one below."""
+    """Label the end of each line. A label moves up if it would overlap the one below."""
     points_per_px, lowest = 72 / DPI, float("-inf")
     for text, day, value, colour in sorted(ends, key=lambda end: end[2]):
         y = float(axes.transData.transform((0, value))[1]) * points_per_px
-        shown = max(y, lowest + 1.3 * size)
-        axes.annotate(text, (day, value), (8, shown - y), textcoords="offset points", va="center", fontsize=size,
+        label_y = max(y, lowest + 1.3 * size)
+        axes.annotate(text, (day, value), (8, label_y - y), textcoords="offset points", va="center", fontsize=size,
                       color=colour, weight="bold")  # fmt: skip
-        lowest = shown
+        lowest = label_y
 
 
 def _plain_numbers(axes: "Axes") -> None:
@@ -225,7 +225,7 @@ def _plain_numbers(axes: "Axes") -> None:
 
 
 def _dates(axes: "Axes", days: Sequence[date], *, room: float) -> None:
-    """A tick for each Monday; on the right, `room` for a label, as a share of the days."""
+    """Set a tick for each Monday. `room`: space for a label on the right, as a fraction of the days."""
     weeks = [day for day in days if day.weekday() == 0] or list(days)
     axes.set_xticks(weeks, [f"{day:%d %b}" for day in weeks])  # type: ignore[arg-type]
     begin, end = axes.dataLim.intervalx

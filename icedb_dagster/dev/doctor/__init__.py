@@ -1,7 +1,7 @@
-"""Is the platform set up so that tables stay right and runs get on? And if not: what to change.
+"""Check that a platform is set up correctly, and name the remedies.
 
-Each check is a small function that takes what was found and gives a `Finding`; what it needs is gathered apart from it,
-so every judgement can be tried without the thing it judges. `examine` does all of it.
+Each check is a small function that judges values and returns a `Finding`. The values are collected separately, so each
+judgement can be tested without the real system. `examine` runs all checks.
 """
 
 from icedb_dagster.dev.doctor.examination import examine

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are best read: the platform first, then each place where tables are."""
+"""All checks in reading order: the platform first, then each place with tables."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def examine(
     clock: Clock | None = None,
     timing: Timing | None = None,
 ) -> list[Finding]:
-    """Look at everything. `tables`: addresses; without them, the places that the project's code names.
+    """Run all checks.
 
-    `watch_s`: how long to watch the daemon's heartbeats. Raises StackError when the project's folder is none.
+    `tables` are addresses; without them, the roots in the project's code are checked. `watch_s` is how long to watch
+    the daemon's heartbeats. Raises StackError if the project's folder does not exist.
     """
     clock, timing = clock or SystemClock(), timing or Timing()
     project = open_layout(project_dir).project
@@ -53,8 +54,8 @@ def examine(
         else:
             instance = used.instance
             findings.append(ok("instance", used.found_by))
-        code, found = _examine_code(project)
-        findings += found
+        code, code_findings = _examine_code(project)
+        findings += code_findings
         if instance is not None:
             findings += _examine_instance(instance, code, watch_s=watch_s, clock=clock)
         findings += _examine_places(tables, code.lakes, clock=clock, timing=timing)
@@ -63,12 +64,12 @@ def examine(
 
 def _examine_code(project: Path) -> tuple[LoadedCode, list[Finding]]:
     if not open_layout(project).workspace.is_file():
-        remedy = "run this in the project's folder, or name it: --project-dir"
+        remedy = "run this in the project's folder, or pass --project-dir"
         return LoadedCode(), [problem("definitions", f"{open_layout(project).workspace} is missing", remedy)]
     code = load_code(project)
     if code.problems:
-        remedy = "correct it; dagster definitions validate shows the whole error"
-        return code, [problem("definitions", found, remedy) for found in code.problems]
+        remedy = "correct the code; dagster definitions validate shows the whole error"
+        return code, [problem("definitions", reason, remedy) for reason in code.problems]
     return code, [ok("definitions", f"loaded; tables that have a pool: {len(code.pools)}")]
 
 
@@ -96,27 +97,27 @@ def _examine_pools(
 
 
 def _caught(check: str, part: Callable[[], list[Finding]]) -> list[Finding]:
-    """A part that cannot be examined is a finding, and the others are examined all the same."""
+    """Run a part of the checks. An error becomes a finding, and the other parts run nevertheless."""
     try:
         return part()
-    except Exception as error:  # noqa: BLE001 - of the driver, or of any storage class, which may be the user's
-        return [problem(check, reason_of(error), "see what it says, then look again")]
+    except Exception as error:  # noqa: BLE001 - from the driver, or from any storage class, also a user's
+        return [problem(check, reason_of(error), "correct the error, then run the doctor again")]
 
 
 def _examine_places(
     tables: Sequence[str], lakes: Sequence[IceDBResource], *, clock: Clock, timing: Timing
 ) -> list[Finding]:
-    """The tables that were named, with the options of the lake in which they lie; or else the lakes."""
+    """Check the named tables, with the options of the resource that contains them; else all resources."""
     if not tables and not lakes:
-        found = "the code names none, or has several code locations"
-        return [warning("places", found, "name a table: icedb-dagster doctor --table URI")]
+        state = "the code has no IceDBResource, or several code locations"
+        return [warning("places", state, "name a table: icedb-dagster doctor --table URI")]
     findings = []
     for uri in tables or [lake.root for lake in lakes]:
         lake = next((lake for lake in lakes if f"{uri}/".startswith(f"{lake.root.rstrip('/')}/")), None)
         try:
             store = open_store(parse_location(uri, **(lake.access() if lake else {})))
         except IceDBError as error:
-            findings.append(problem("address", str(error), "correct it", about=uri))
+            findings.append(problem("address", str(error), "correct the address", about=uri))
             continue
         findings += examine_store(store, clock=clock, timing=timing, table=bool(tables))
     return findings

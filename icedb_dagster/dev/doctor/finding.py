@@ -1,4 +1,4 @@
-"""What one check says."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Status = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and, unless it is well, what to change. `about`: a table's address, or ""."""
+    """A check, its status, the state found, and the remedy unless it is ok. `about` is a table's address or empty."""
 
     check: str
     status: Status
@@ -22,15 +22,15 @@ class Finding:
 
 
 def ok(check: str, found: str, *, about: str = "") -> Finding:
-    """It is well."""
+    """Return a finding without a problem."""
     return Finding(check, "ok", found, about=about)
 
 
 def warning(check: str, found: str, remedy: str, *, about: str = "") -> Finding:
-    """It works, and will be a problem some day, or is slower than it should be."""
+    """Return a finding that works, but is slow or will become a problem."""
     return Finding(check, "warning", found, remedy, about)
 
 
 def problem(check: str, found: str, remedy: str, *, about: str = "") -> Finding:
-    """It does not work, or a table is not safe."""
+    """Return a finding that does not work, or leaves a table unsafe."""
     return Finding(check, "problem", found, remedy, about)

@@ -1,4 +1,4 @@
-"""The settings of a Dagster instance (`dagster.yaml`): storage, granularity of pools, run queue, run monitoring."""
+"""Checks of a Dagster instance's settings (`dagster.yaml`): storage, pool granularity, run queue, run monitoring."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from icedb_dagster.locking.table_lock import POOL_TAG
 
 __all__ = ["InstanceSettings", "judge_settings", "read_settings"]
 
-# A table's next run waits this long at most when a worker has died.
+# The acceptable wait of a table's next run after a worker died.
 SLOT_FREE_S_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """What `dagster.yaml` says, as Dagster has understood it; None is what it does not say."""
+    """The settings of an instance, as Dagster parsed them. None: not set."""
 
     storage: str
     has_pools: bool
@@ -28,7 +28,7 @@ class InstanceSettings:
     monitoring: bool
     poll_s: int
     free_slots_s: int | None
-    #: Whether the run launcher can say that a started run's worker is gone.
+    #: Whether the run launcher can detect that a started run's worker is gone.
     knows_workers: bool
 
     @property
@@ -38,12 +38,12 @@ class InstanceSettings:
 
     @property
     def slot_free_s(self) -> int:
-        """How long the slot of a dead worker is held: one look finds the run dead, a later one frees its slot."""
+        """Seconds until a dead worker's slot is free: one poll fails the run, a later one frees its slot."""
         return 2 * self.poll_s + (self.free_slots_s or 0)
 
 
 def read_settings(instance: dg.DagsterInstance) -> InstanceSettings:
-    """The settings of an instance."""
+    """Return the settings of an instance."""
     concurrency = instance.get_concurrency_config()
     granularity = concurrency.pool_config.pool_granularity
     queue = concurrency.run_queue_config
@@ -63,7 +63,7 @@ def read_settings(instance: dg.DagsterInstance) -> InstanceSettings:
 
 
 def judge_settings(settings: InstanceSettings) -> list[Finding]:
-    """One finding for each of storage, pool granularity, run queue and run monitoring."""
+    """Return one finding each for storage, pool granularity, run queue and run monitoring."""
     return [_storage(settings), _granularity(settings), _queue(settings), _monitoring(settings)]
 
 
@@ -75,7 +75,7 @@ def _storage(settings: InstanceSettings) -> Finding:
         return problem(check, "the event log in Postgres has no tables for pools", "run: dagster instance migrate")
     return problem(
         check,
-        f"{settings.storage}: runs on several machines or in several processes have no lock in common",
+        f"{settings.storage}: runs on several machines or in several processes share no lock",
         "in dagster.yaml: storage: {postgres: {postgres_url: {env: ...}}}; here: icedb-dagster up",
     )
 
@@ -85,11 +85,11 @@ def _granularity(settings: InstanceSettings) -> Finding:
     if settings.granularity == "op":
         return ok(check, "op: each step that works on a table holds its pool")
     if settings.granularity is None:
-        found = "not set: Dagster's next default may be another one"
-        return warning(check, found, "in dagster.yaml: concurrency: {pools: {granularity: op}}")
+        state = "not set: a later Dagster may have another default"
+        return warning(check, state, "in dagster.yaml: concurrency: {pools: {granularity: op}}")
     return problem(
         check,
-        f"{settings.granularity}: only the queue looks at pools, and runs that are started otherwise hold none",
+        f"{settings.granularity}: only the queue checks pools, so runs started without it hold none",
         "in dagster.yaml: concurrency: {pools: {granularity: op}}",
     )
 
@@ -100,7 +100,8 @@ def _queue(settings: InstanceSettings) -> Finding:
     if settings.runs_max is None:
         return problem(
             check,
-            f"{settings.coordinator}: every run starts at once, and those that wait for a table's pool hold a process",
+            f"{settings.coordinator}: every run starts at once, and each that waits for a table's pool occupies a "
+            "process",
             f"in dagster.yaml: run_coordinator: {{module: dagster, class: QueuedRunCoordinator}}; {remedy}",
         )
     if settings.runs_max < 0:
@@ -108,11 +109,12 @@ def _queue(settings: InstanceSettings) -> Finding:
     if not settings.waits_in_queue:
         return warning(
             check,
-            f"at most {settings.runs_max} runs at once, and each that waits for a table's lock takes a place of these",
+            f"at most {settings.runs_max} concurrent runs, and each that waits for a table's lock takes one of these "
+            "places",
             f"in dagster.yaml: concurrency: {{runs: {{tag_concurrency_limits: [{{key: {POOL_TAG}, value: "
             "{applyLimitPerUniqueValue: true}, limit: 1}]}}",
         )
-    return ok(check, f"at most {settings.runs_max} runs at once, and one that wants a table's lock")
+    return ok(check, f"at most {settings.runs_max} concurrent runs, and one for each table's lock")
 
 
 def _monitoring(settings: InstanceSettings) -> Finding:
@@ -124,7 +126,7 @@ def _monitoring(settings: InstanceSettings) -> Finding:
     if not settings.monitoring:
         return problem(check, "off: a worker that dies holds its table's pool for ever", remedy)
     if settings.free_slots_s is None:
-        return problem(check, "the slots of runs that have ended are never freed", remedy)
+        return problem(check, "the slots of ended runs are never freed", remedy)
     if not settings.knows_workers:
         return warning(
             check,
@@ -132,7 +134,7 @@ def _monitoring(settings: InstanceSettings) -> Finding:
             "in dagster.yaml: run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher}; or a "
             "launcher that starts a container for each run",
         )
-    found = f"a dead worker's slot is free {settings.slot_free_s} s later at the latest"
+    state = f"a dead worker's slot is freed within {settings.slot_free_s} s"
     if settings.slot_free_s > SLOT_FREE_S_MAX:
-        return warning(check, f"{found}; the table's runs wait so long", remedy)
-    return ok(check, found)
+        return warning(check, f"{state}; the table's runs wait that long", remedy)
+    return ok(check, state)

@@ -1,4 +1,4 @@
-"""The locks of tables: has each pool its limit, and does a run that has ended still hold one?"""
+"""Checks of table locks: each pool has its limit, and no ended run holds a slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A run that has a pool's slot. `status` None: the run was deleted; `ended_s` None: it has not ended."""
+    """A run that holds a pool's slot. `status` None: the run was deleted. `ended_s` None: it has not ended."""
 
     pool: str
     run_id: str
@@ -28,17 +28,17 @@ class Holder:
 
     @property
     def is_stale(self) -> bool:
-        """Whether nobody works under that slot any more, as far as Dagster knows."""
+        """Whether the run no longer works, as far as Dagster knows."""
         return self.status is None or self.ended_s is not None
 
 
 def table_pools_of(instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """The locks of tables that the instance knows, from this code or from what ran here before."""
+    """Return the table locks in the instance, from this code or from earlier runs."""
     return table_pools(instance.event_log_storage.get_concurrency_keys())
 
 
 def read_holders(instance: dg.DagsterInstance, pools: Sequence[str], clock: Clock) -> list[Holder]:
-    """Who holds slots of these pools."""
+    """Return the runs that hold slots of these pools."""
     infos = instance.event_log_storage.get_concurrency_infos(list(pools))
     held = [(pool, slot.run_id) for pool in pools for slot in infos[pool].claimed_slots]
     if not held:
@@ -59,20 +59,20 @@ def read_holders(instance: dg.DagsterInstance, pools: Sequence[str], clock: Cloc
 
 
 def judge_limits(limits: Sequence[PoolLimit]) -> Finding:
-    """All pools of tables together."""
+    """Judge the limits of all table pools."""
     check = "pools"
     bad = [limit for limit in limits if not limit.is_lock]
     if not limits:
         return ok(check, "no table has jobs that need a lock")
     if not bad:
-        return ok(check, f"{len(limits)} with the limit 1")
+        return ok(check, f"{len(limits)} with limit 1")
     named = [f"{b.pool} ({_limit(b)})" for b in bad[:NAMES_MAX]]
     more = f" and {len(bad) - NAMES_MAX} more" if len(bad) > NAMES_MAX else ""
-    found = f"{len(bad)} of {len(limits)} are no lock: {', '.join(named)}{more}"
+    state = f"{len(bad)} of {len(limits)} are not locks: {', '.join(named)}{more}"
     if all(limit.limit is None or limit.by_default for limit in bad):
-        # The first run of each makes sure by itself, before it needs the lock.
-        return warning(check, found, "after each deployment: icedb-dagster pools")
-    return problem(check, found, "icedb-dagster pools")
+        # The first run of each sets the limit before it needs the lock.
+        return warning(check, state, "after each deployment: icedb-dagster pools")
+    return problem(check, state, "icedb-dagster pools")
 
 
 def _limit(limit: PoolLimit) -> str:
@@ -82,20 +82,20 @@ def _limit(limit: PoolLimit) -> str:
 
 
 def judge_holders(holders: Sequence[Holder], *, slot_free_s: float | None) -> list[Finding]:
-    """`slot_free_s`: when the daemon frees the slot of a run that has ended; None: it never does."""
+    """Judge slot holders. `slot_free_s` is when the daemon frees an ended run's slot; None: never."""
     findings = []
     for holder in holders:
         if not holder.is_stale:
             continue
         remedy = f"Deployment > Concurrency > {holder.pool} in the UI: free the slots of run {holder.run_id}"
         if holder.status is None or holder.ended_s is None:
-            found = f"{holder.pool} is held by run {holder.run_id}, which is not there any more"
-            findings.append(problem("slots", found, remedy))
+            state = f"{holder.pool} is held by run {holder.run_id}, which was deleted"
+            findings.append(problem("slots", state, remedy))
             continue
-        found = f"{holder.pool} is held by run {holder.run_id}, {holder.status} {holder.ended_s:.0f} s ago"
+        state = f"{holder.pool} is held by run {holder.run_id}, {holder.status} {holder.ended_s:.0f} s ago"
         if slot_free_s is not None and holder.ended_s <= slot_free_s:
-            findings.append(warning("slots", found, f"the daemon frees it within {slot_free_s:.0f} s of its end"))
+            findings.append(warning("slots", state, f"the daemon frees it within {slot_free_s:.0f} s of its end"))
         else:
-            findings.append(problem("slots", found, remedy))
+            findings.append(problem("slots", state, remedy))
     working = len(holders) - len(findings)
-    return findings or [ok("slots", f"{working} held, all by runs that work" if working else "none is held")]
+    return findings or [ok("slots", f"{working} held, all by active runs" if working else "none is held")]

@@ -1,8 +1,8 @@
-"""A place where tables are: can it be reached, may we list, create, read and delete, and does the store keep its word?
+"""Checks of a place with tables: it is reachable, objects can be listed, written, read and deleted, and puts are safe.
 
-The probe is an object of the doctor's own, below the table's parts, with a random name: no log file names it, so no
-reader sees it, and if it could not be deleted, a sweep of orphans takes it. Each request is a finding of its own, and
-what is refused does not keep the others from being tried.
+The probe is the doctor's own object, below the table's parts, with a random name. No log file names it, so no reader
+sees it. If it cannot be deleted, the orphan sweep deletes it. Each request is a finding of its own. A rejected request
+does not stop the others.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ RIGHTS = {"list": "s3:ListBucket", "create": "s3:PutObject", "read": "s3:GetObje
 
 
 def examine_store(store: ObjectStore, *, clock: Clock, timing: Timing, table: bool = True) -> list[Finding]:
-    """Try everything that a writer does. `table`: a table is expected at that address, not only below it."""
-    about = store.location.uri
+    """Try all requests of a writer. `table`: a table is expected at that address, not only below it."""
+    address = store.location.uri
     with _tidy(store):
         findings = _StoreProbe(store, clock, timing).run()
         if table and not any(f.status == "problem" and f.check in ("reach", "list", "read") for f in findings):
             findings.append(_table(store))
-    return [Finding(f.check, f.status, f.found, f.remedy, about) for f in findings]
+    return [Finding(f.check, f.status, f.found, f.remedy, address) for f in findings]
 
 
 class _StoreProbe:
-    """One object's life."""
+    """The life of one probe object."""
 
     def __init__(self, store: ObjectStore, clock: Clock, timing: Timing) -> None:
         self._store = store
@@ -49,11 +49,11 @@ class _StoreProbe:
         self._folder = self._key.rpartition("/")[0] + "/"
 
     def run(self) -> list[Finding]:
-        """List, create, create again, look, read, delete. Nothing more of a store that does not answer at all."""
+        """List, create, create again, stat, read, delete. Stop if the store does not answer at all."""
         try:
             findings = [self._list()]
         except (StoreUnavailable, BucketNotFound) as error:
-            return [problem("reach", _told(error, self._store), "correct the address, the endpoint or the network")]
+            return [problem("reach", _message(error, self._store), "correct the address, the endpoint or the network")]
         except IceDBError as error:
             findings = [self._failed("list", error)]
         put_after_ms = self._clock.now_ms()
@@ -75,8 +75,8 @@ class _StoreProbe:
 
     def _failed(self, check: str, error: Exception) -> Finding:
         denied = isinstance(error, AccessDenied)
-        remedy = _grant(check, self._store) if denied else "see what it says, then look again"
-        return problem(check, _told(error, self._store), remedy)
+        remedy = _grant(check, self._store) if denied else "correct the error, then run the doctor again"
+        return problem(check, _message(error, self._store), remedy)
 
     def _list(self) -> Finding:
         began = time.monotonic()
@@ -85,7 +85,7 @@ class _StoreProbe:
 
     def _create(self) -> Finding:
         began = time.monotonic()
-        with suppress(ObjectExists):  # the name is random: our own put, repeated by the client library
+        with suppress(ObjectExists):  # the name is random, so this was our own put, retried by the client library
             self._store.create(self._key, BODY)
         return ok("create", f"in {(time.monotonic() - began) * 1000:.0f} ms")
 
@@ -93,11 +93,11 @@ class _StoreProbe:
         try:
             self._store.create(self._key, BODY)
         except ObjectExists:
-            return ok("create-only", "an object that is there is not overwritten")
+            return ok("create-only", "an existing object is not overwritten")
         return problem(
             "create-only",
-            "the store overwrites an object although told to create only (If-None-Match: *)",
-            "use a store, or a version of it, that honours it: two maintenance runs at once could lose rows",
+            "the store overwrites an existing object despite If-None-Match: *",
+            "use a store or a version that honors it: two concurrent maintenance runs could lose rows",
         )
 
     def _clock_of(self, put_after_ms: int) -> Finding:
@@ -113,7 +113,11 @@ class _StoreProbe:
         began = time.monotonic()
         body = self._store.get(self._key).body
         if body != BODY:
-            return problem("read", f"{len(body)} bytes came back of {len(BODY)} others", "do not use this store")
+            return problem(
+                "read",
+                f"{len(body)} bytes were returned that differ from those written",
+                "do not use this store",
+            )
         return ok("read", f"in {(time.monotonic() - began) * 1000:.0f} ms")
 
     def _delete(self) -> Finding:
@@ -121,11 +125,11 @@ class _StoreProbe:
         try:
             self._store.head(self._key)
         except ObjectNotFound:
-            return ok("delete", "nothing of this is left")
+            return ok("delete", "the probe is deleted")
         return problem(
             "delete",
-            f"'{self._key}' is still there after it was deleted",
-            "look for a lock or a retention on the bucket's objects: cleanup could free nothing",
+            f"'{self._key}' still exists after its deletion",
+            "remove object locks and retention rules from the bucket: cleanup could free nothing",
         )
 
 
@@ -134,45 +138,45 @@ def judge_clock(*, put_after_ms: int, stored_ms: int, now_ms: int, max_skew_ms: 
     ahead_ms = clock_ahead_ms(put_after_ms=put_after_ms, stored_ms=stored_ms, now_ms=now_ms)
     skew_ms = abs(ahead_ms)
     which = "ahead of" if ahead_ms > 0 else "behind"
-    found = f"this machine's is {skew_ms / 1000:.1f} s {which} the store's; {max_skew_ms / 1000:.0f} s are allowed"
+    state = f"this machine's is {skew_ms / 1000:.1f} s {which} the store's; {max_skew_ms / 1000:.0f} s are allowed"
     if skew_ms > max_skew_ms:
-        return problem("clock", found, "synchronise this machine's clock (NTP): nothing is published with this one")
+        return problem("clock", state, "synchronize this machine's clock (NTP): commits fail with this one")
     if skew_ms > max_skew_ms / 2:
-        return warning("clock", found, "synchronise this machine's clock (NTP)")
-    return ok("clock", found if skew_ms else "as the store's, as far as can be told")
+        return warning("clock", state, "synchronize this machine's clock (NTP)")
+    return ok("clock", state if skew_ms else "no difference to the store's")
 
 
 def _table(store: ObjectStore) -> Finding:
-    """Whether the log can be read, and whether only programs that take claims maintain it."""
+    """Check that the log can be read, and that only programs that take claims maintain the table."""
     check = "table"
     try:
         handle = open_handle(store)
         if handle.location.log is not None:
-            handle.check_writable()  # the other store's word; the probe has asked the one of the parts
+            handle.check_writable()  # checks the log's store; the probe has checked that of the parts
         state = handle.read(fresh=True)
         handle.check_spec()
         if _is_foreign(handle):
-            return problem(check, str(foreign_maintenance(handle, state.epoch + 1)), "icedb verify tells more")
+            return problem(check, str(foreign_maintenance(handle, state.epoch + 1)), "run icedb verify")
     except TableNotFound:
-        return warning(check, "there is none yet", "its first write creates it; else correct the address")
+        return warning(check, "the table does not exist", "its first write creates it; else correct the address")
     except UnsupportedStore as error:
-        return problem(check, _told(error, store), "use a store for the log that honours If-None-Match: *")
+        return problem(check, _message(error, store), "use a store for the log that honors If-None-Match: *")
     except (IceDBError, ObjectNotFound) as error:
-        return problem(check, _told(error, store), "icedb verify tells more")
+        return problem(check, _message(error, store), "run icedb verify")
     return ok(check, f"live parts: {len(state.live):,}, log files: {len(state.files):,}, epoch {state.epoch}")
 
 
 def _is_foreign(handle: Handle) -> bool:
-    """Whether log files of exclusive commits are gone: there are claims far beyond the newest epoch.
+    """Whether log files of exclusive commits are gone: claims exist far beyond the newest epoch.
 
-    The claim of the next epoch may be there, for a commit that is just being made; what lies beyond it, may not.
+    The claim of the next epoch may exist for a commit in progress. Later claims may not.
     """
-    # Twice, because commits go on while we look.
+    # Checked twice, because commits may land in between.
     return all(claims_beyond(handle, handle.read(fresh=True).epoch + 1) for _ in range(2))
 
 
-def _told(error: Exception, store: ObjectStore) -> str:
-    """The error's text; without the address, which stands beside it."""
+def _message(error: Exception, store: ObjectStore) -> str:
+    """Return the error's text without the address, which is shown separately."""
     return str(error).removeprefix(f"{store.location.uri}: ")
 
 
@@ -187,7 +191,7 @@ def _grant(check: str, store: ObjectStore) -> str:
 
 @contextmanager
 def _tidy(store: ObjectStore) -> Iterator[None]:
-    """Remove the folders again that the probe makes in a local store; in a bucket there are none."""
+    """Remove the folders that the probe creates in a local store. A bucket has no folders."""
     location = store.location
     if location.scheme != "file":
         yield

@@ -1,4 +1,4 @@
-"""Do Dagster's packages belong together? They are released together, under two numbers."""
+"""Check that Dagster's packages are of one release. A release has two version numbers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ PACKAGES = (
 
 
 def read_versions() -> dict[str, str]:
-    """The versions of those that are installed."""
-    found = {}
+    """Return the versions of the installed packages."""
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def judge_versions(versions: Mapping[str, str]) -> Finding:
-    """`dagster` is in it."""
+    """Judge the versions, which include that of `dagster`."""
     core = versions["dagster"]
     fitting = {core, _library_version(core)}
-    other = [f"{package} {found}" for package, found in sorted(versions.items()) if found not in fitting]
+    other = [f"{package} {number}" for package, number in sorted(versions.items()) if number not in fitting]
     if other:
         fit = " or ".join(sorted(fitting))
-        remedy = f"pip install the versions {fit} of: {', '.join(o.partition(' ')[0] for o in other)}"
-        return problem("versions", f"dagster is {core}, and not of its release are: {', '.join(other)}", remedy)
+        remedy = f"pip install version {fit} of: {', '.join(o.partition(' ')[0] for o in other)}"
+        return problem("versions", f"dagster is {core}, and these are of other releases: {', '.join(other)}", remedy)
     return ok("versions", f"Dagster {core}, and {len(versions) - 1} packages of the same release")
 
 
 def _library_version(core: str) -> str:
-    """Dagster 1.13.27 and its libraries 0.29.27 are one release."""
+    """Return the library version of a Dagster release: 1.13.27 and 0.29.27 are one release."""
     major, minor, micro = core.split(".", 2)
     return f"0.{16 + int(minor)}.{micro}" if major == "1" else core

@@ -1,7 +1,7 @@
-"""A new project, as somebody would have it who uses this library: `create_project`.
+"""A new project that uses this library: `create_project`.
 
-The files are those of the folder `templates`, with the project's names put in. Nothing is ever overwritten, and a
-project that cannot be written whole is not written at all.
+The files are those in the folder `templates`, with the project's names filled in. No file is overwritten. If one file
+cannot be written, none is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["create_project"]
 
 TEMPLATES = Path(__file__).with_name("templates")
 
-#: What is written, and of which template; `{package}` is the name of the project's package.
+#: The files and their templates; `{package}` is the name of the project's package.
 FILES = {
     "pyproject.toml": "pyproject.toml.txt",
     "workspace.yaml": "workspace.yaml.txt",
@@ -37,15 +37,15 @@ FILES = {
     "tests/test_{package}.py": "test.py.txt",
 }
 
-# Only where the tables are in a bucket: a folder needs no secret.
+# Only for tables in a bucket: a folder needs no secret.
 _OPTIONS = """
     storage_options={
         "AWS_ACCESS_KEY_ID": dg.EnvVar("AWS_ACCESS_KEY_ID"),
         "AWS_SECRET_ACCESS_KEY": dg.EnvVar("AWS_SECRET_ACCESS_KEY"),
     },"""
 _SECRETS = """
-# The key that may list, read, put and delete there. Where the machine has a role, leave the two out, here and in
-# definitions.py.
+# The access key, which needs the rights to list, read, put and delete objects. If the machine has a role, remove both
+# lines, here and in definitions.py.
 AWS_ACCESS_KEY_ID=
 AWS_SECRET_ACCESS_KEY=
 # AWS_REGION=us-east-1
@@ -54,10 +54,10 @@ AWS_SECRET_ACCESS_KEY=
 
 
 def create_project(folder: str | Path, *, root: str = "lake") -> list[Path]:
-    """Write a new project into a folder, and return its files. `root`: where its tables are to be.
+    """Write a new project into a folder, and return its files. `root` is the root of its tables.
 
-    Raises InvalidOption when one of the files is there already, or the folder's name cannot be that of a package, and
-    InvalidURI for a root at which no table can be.
+    Raises InvalidOption if a file exists already, or if the folder's name cannot be a package name, and InvalidURI for
+    a root that cannot hold tables.
     """
     target = Path(folder).expanduser().resolve()
     package = _package(target)
@@ -65,30 +65,28 @@ def create_project(folder: str | Path, *, root: str = "lake") -> list[Path]:
     taken = [path for path in content if path.exists() or path.is_symlink()]
     if taken:
         names = ", ".join(str(path.relative_to(target)) for path in taken)
-        raise InvalidOption(f"{target} has {names} already, and nothing is overwritten: choose another folder.")
+        raise InvalidOption(f"{target} has {names} already. Files are never overwritten. Choose another folder.")
     _write(content)
     return list(content)
 
 
 def _package(target: Path) -> str:
-    """The name of the project's package: the folder's, as Python allows it."""
+    """Return the name of the project's package: the folder's name, adapted to Python."""
     name = re.sub(r"[^a-z0-9_]+", "_", target.name.lower()).strip("_")
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise InvalidOption(f"{target}: '{name}' cannot be the name of a package. Name the folder otherwise.")
+        raise InvalidOption(f"{target}: '{name}' cannot be the name of a package. Rename the folder.")
     if name == "tests" or name in sys.stdlib_module_names or name in importlib.metadata.packages_distributions():
-        raise InvalidOption(
-            f"{target}: the package would be called '{name}', and there is one of that name. Name the folder otherwise."
-        )
+        raise InvalidOption(f"{target}: the package would be named '{name}', which exists already. Rename the folder.")
     return name
 
 
 def _rendered(target: Path, package: str, root: str) -> dict[str, str]:
     location = parse_location(root)
     if location.scheme == "memory":
-        raise InvalidOption(f"'{root}' is gone with the process that wrote it; give a folder or s3://bucket/prefix.")
+        raise InvalidOption(f"'{root}' is in memory and ends with its process. Give a folder or s3://bucket/prefix.")
     on_s3 = location.scheme == "s3"
     path = Path(root).expanduser()
-    # A relative folder is inside the project, wherever a run is started.
+    # A relative folder is inside the project, independent of a run's working directory.
     inside = not on_s3 and not path.is_absolute()
     literal = json.dumps(location.uri if on_s3 else str(path))
     values = {

@@ -1,8 +1,8 @@
-"""What a command of a project is about: its Dagster instance, and the tables that its code has.
+"""The context of a project's commands: its Dagster instance, and the tables in its code.
 
 The instance is that of DAGSTER_HOME, or else of the local stack in the project's folder. The code is that of
-`workspace.yaml`, loaded as `dagster definitions validate` does it: in this process if there is one code location, or
-else by code servers. As for all of Dagster's commands, a `.env` in the project's folder is part of the environment.
+`workspace.yaml`, loaded like `dagster definitions validate` does: in this process for one code location, or else by
+code servers. As for all Dagster commands, a `.env` in the project's folder is part of the environment.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedCode", "OpenedInstance", "load_code", "project_environment", "reason_of", "use_instance"]
 
-# libpq waits for a host that does not answer as long as the system does, which is minutes.
+# libpq's default timeout for a silent host is that of the system: minutes.
 CONNECT_TIMEOUT_S = "5"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedInstance:
-    """An instance, and how it was found."""
+    """An open instance, and how it was found."""
 
     instance: dg.DagsterInstance
     found_by: str
@@ -49,7 +49,7 @@ class OpenedInstance:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCode:
-    """What was found in a workspace: the pools of tables, the places where tables are, and what could not be loaded."""
+    """The contents of a workspace: pools of tables, resources with tables, and load errors."""
 
     pools: tuple[str, ...] = ()
     lakes: tuple[IceDBResource, ...] = ()
@@ -58,7 +58,7 @@ class LoadedCode:
 
 @contextmanager
 def project_environment(project_dir: str | Path) -> Iterator[None]:
-    """For this time, the project's `.env` is part of the environment, over what was there, as Dagster does it."""
+    """Add the project's `.env` to the environment, overriding existing variables as Dagster does."""
     from dagster._core.secrets.env_file import get_env_var_dict
     from dagster._utils.env import environ
 
@@ -68,7 +68,7 @@ def project_environment(project_dir: str | Path) -> Iterator[None]:
 
 @contextmanager
 def use_instance(project_dir: str | Path) -> Iterator[OpenedInstance]:
-    """The instance, opened. Raises StackError, without secrets, when there is none or it cannot be opened."""
+    """Yield the open instance. Raises StackError, without secrets, if none exists or it cannot be opened."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         stack = local_stack.find(project_dir)
@@ -80,7 +80,7 @@ def use_instance(project_dir: str | Path) -> Iterator[OpenedInstance]:
 
 
 def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
-    """With what Dagster makes of its configuration only when it is first needed. Raises what is wrong with it."""
+    """Return the instance after creating its lazy parts. Raises their configuration errors."""
     try:
         _ = instance.run_coordinator, instance.run_launcher, instance.scheduler
     except BaseException:
@@ -92,31 +92,33 @@ def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
 def _instance_of_home(home: str) -> dg.DagsterInstance:
     from dagster._utils.env import environ
 
-    logging.disable(logging.WARNING)  # Dagster logs each of its attempts to connect
+    logging.disable(logging.WARNING)  # Dagster logs each attempt to connect
     try:
         with environ({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
             return _whole(dg.DagsterInstance.get())
-    except Exception as problem:  # noqa: BLE001 - of the configuration, the file system, the driver, or any storage class
+    except Exception as problem:  # noqa: BLE001 - from the configuration, the file system, the driver, or any storage class
         raise StackError(f"the instance of DAGSTER_HOME={home} cannot be opened: {reason_of(problem)}") from None
     finally:
         logging.disable(logging.NOTSET)
 
 
 def load_code(project_dir: str | Path) -> LoadedCode:
-    """Load the code of a project. Touches neither instance nor tables. Raises StackError without a workspace.yaml."""
+    """Load the code of a project, without accessing instance or tables. Raises StackError without a workspace.yaml."""
     from dagster._cli.workspace.cli_target import workspace_opts_to_load_target
     from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
     from dagster_shared.cli import WorkspaceOpts
 
     workspace = open_layout(project_dir).workspace
     if not workspace.is_file():
-        raise StackError(f"{workspace} is missing: it names the code that has the tables")
-    # What the code prints is none of the command's results.
+        raise StackError(
+            f"{workspace} is missing, which names the code with the tables. Run this in the project's folder"
+        )
+    # The code's output is not part of the command's result.
     with chdir(workspace.parent), redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Dagster, about what cannot be loaded: that is told by us
+        warnings.simplefilter("ignore")  # Dagster warns about code that cannot be loaded; we report it
         try:
             target = workspace_opts_to_load_target(WorkspaceOpts(workspace=[str(workspace)]), allow_in_process=True)
-        except Exception as error:  # noqa: BLE001 - of its YAML, or of what is in it
+        except Exception as error:  # noqa: BLE001 - from its YAML, or from its contents
             return LoadedCode(problems=(f"{workspace} cannot be read: {reason_of(error)}",))
         if isinstance(target, InProcessWorkspaceLoadTarget):
             (origin,) = target.create_origins()
@@ -125,7 +127,7 @@ def load_code(project_dir: str | Path) -> LoadedCode:
 
 
 def _load_here(origin: InProcessCodeLocationOrigin) -> LoadedCode:
-    """Without the snapshots that Dagster makes of a location: those of two hundred tables take it twenty seconds."""
+    """Load without Dagster's snapshots of a location, which take twenty seconds for two hundred tables."""
     from dagster._grpc.server import LoadedRepositories
 
     try:
@@ -138,14 +140,14 @@ def _load_here(origin: InProcessCodeLocationOrigin) -> LoadedCode:
         )
         repositories = list(loaded.definitions_by_name.values())
         jobs = [job for repository in repositories for job in repository.get_all_jobs()]
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+    except Exception as error:  # noqa: BLE001 - any error of the user's code
         return LoadedCode(problems=(_unloaded(origin.location_name, reason_of(error)),))
     lakes, problems = _lakes(repositories)
     return LoadedCode(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
 
 
 def _load_by_servers(target: WorkspaceLoadTarget) -> LoadedCode:
-    """By a code server for each location: they may want different Pythons. Where their tables are is not asked."""
+    """Load by one code server for each location, because they may need different Pythons. Roots are not read."""
     from dagster._core.workspace.context import WorkspaceProcessContext
 
     pools, problems = [], []
@@ -171,7 +173,7 @@ def _unloaded(location: str, reason: str) -> str:
 
 
 def _lakes(repositories: Iterable[dg.RepositoryDefinition]) -> tuple[tuple[IceDBResource, ...], tuple[str, ...]]:
-    """The places where tables are, with their secrets, and what is wrong with them."""
+    """Return the resources with tables, including secrets, and their errors."""
     lakes: dict[str, IceDBResource] = {}
     problems = []
     for repository in repositories:
@@ -183,13 +185,13 @@ def _lakes(repositories: Iterable[dg.RepositoryDefinition]) -> tuple[tuple[IceDB
                 with dg.build_resources({key: resource}) as resources:
                     lake: IceDBResource = getattr(resources, key)
                     lakes[lake.root] = lake
-            except Exception as error:  # noqa: BLE001 - the user's configuration: a variable that is not set, mostly
+            except Exception as error:  # noqa: BLE001 - the user's configuration, mostly an unset variable
                 problems.append(f"the resource '{key}' cannot be made: {reason_of(error)}")
     return tuple(lakes[root] for root in sorted(lakes)), tuple(problems)
 
 
 def reason_of(error: BaseException) -> str:
-    """What was wrong in the end, in one line and without the passwords of addresses such as Postgres'."""
+    """Return the root cause of an error in one line, without passwords in addresses."""
     while error.__cause__ is not None:
         error = error.__cause__
     return _essence(str(error)) or type(error).__name__
@@ -199,10 +201,10 @@ def _load_error(entry: CodeLocationEntry) -> str:
     error = entry.load_error
     while error is not None and error.cause is not None:
         error = error.cause
-    return _essence(error.message) if error else "no reason is given"
+    return _essence(error.message) if error else "no reason given"
 
 
 def _essence(message: str) -> str:
-    """Of a message of Dagster's: it says what it did first, then what was wrong, and then shows the stack."""
+    """Return the cause from a Dagster message, which first says what was done, and ends with the stack trace."""
     lines = [line.strip() for line in message.partition("Stack Trace:")[0].splitlines() if line.strip()]
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", lines[-1]) if lines else ""

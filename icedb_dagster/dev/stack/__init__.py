@@ -1,10 +1,10 @@
-"""The local stack: a real Postgres, and Dagster's web server and daemon, for one project folder.
+"""The local stack: Postgres, and Dagster's web server and daemon, for one project folder.
 
     stack = up("my/project", services=("postgres",))
-    os.environ.update(environment(stack))       # now DagsterInstance.get() is on that Postgres
+    os.environ.update(environment(stack))       # now DagsterInstance.get() uses that Postgres
     release(stack)                              # stops what this `up` started; `down` stops everything
 
-`up` is idempotent and waits until things work; `down` stops exactly what was started. Everything is kept in
+`up` is idempotent and waits until the services work. `down` stops exactly the started services. All files are in
 `.icedb-dagster` inside the project, see `icedb_dagster.dev.stack.layout`.
 """
 

@@ -1,8 +1,8 @@
-"""Postgres addresses, and the few questions the stack asks a server.
+"""Postgres addresses, and the queries that the stack sends to a server.
 
-An address with its password goes to the environment of Dagster's processes and nowhere else; whatever is logged,
-shown or raised is passed through `redacted` or `without_password` first. Errors of the driver are rephrased, not
-chained, for the same reason.
+An address with its password goes into the environment of Dagster's processes, and nowhere else. Text that is logged,
+shown or raised passes through `redacted` or `without_password` first. For the same reason, driver errors are rephrased,
+not chained.
 """
 
 import time
@@ -27,62 +27,60 @@ __all__ = [
     "without_password",
 ]
 
-# SQLAlchemy 2.1 understands a bare `postgresql://` as psycopg 3; Dagster brings psycopg2.
+# SQLAlchemy 2.1 uses psycopg 3 for a bare `postgresql://`, but Dagster installs psycopg2.
 DRIVER = "postgresql+psycopg2"
 CONNECT_TIMEOUT_S = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself, and how long one question and its answer take."""
+    """A server's version, and the latency of one query."""
 
     version: str
     latency_ms: float
 
 
 def dagster_url(url: str) -> str:
-    """A Postgres address, as the user wrote it, in the form Dagster needs."""
+    """Return a user's Postgres address in the form that Dagster needs."""
     parsed = _parse(url)
     if parsed.get_backend_name() not in {"postgresql", "postgres"}:
-        raise StackError(
-            f"{redacted(url)} is not the address of a Postgres: use postgresql://user:password@host/database"
-        )
+        raise StackError(f"{redacted(url)} is not a Postgres address. Use postgresql://user:password@host/database")
     return parsed.set(drivername=DRIVER).render_as_string(hide_password=False)
 
 
 def local_url(*, port: int, password: str, database: str) -> str:
-    """The address of a database in the embedded server."""
+    """Return the address of a database in the embedded server."""
     return f"{DRIVER}://postgres:{password}@127.0.0.1:{port}/{database}"
 
 
 def redacted(url: str) -> str:
-    """The address as it may be shown."""
+    """Return the address without its password, for display."""
     parsed = _parse(url)
-    # libpq also takes the password as a parameter of the query.
+    # libpq also accepts the password as a query parameter.
     query = {key: "***" if "password" in key else value for key, value in parsed.query.items()}
     return parsed.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
 
 
 def without_password(text: str, *, url: str) -> str:
-    """A text of somebody else's making, such as a log, without this address' password."""
+    """Return a foreign text, such as a log, without this address's password."""
     parsed = _parse(url)
     of_query = (value for key, value in parsed.query.items() if "password" in key)
     for secret in filter(None, [parsed.password, *of_query]):
         plain = str(secret)
-        # A log may quote the address itself, in which the password is encoded.
+        # A log may quote the address, in which the password is percent-encoded.
         for written in (plain, quote(plain, safe=""), quote(plain), quote_plus(plain)):
             text = text.replace(written, "***")
     return text
 
 
 def try_connection(url: str) -> str | None:
-    """Connect once. None when that worked, otherwise what the server or the network said."""
-    answer = query_server_info(url)
-    return answer if isinstance(answer, str) else None
+    """Connect once. Return None on success, else the error of the server or the network."""
+    info = query_server_info(url)
+    return info if isinstance(info, str) else None
 
 
 def query_server_info(url: str) -> ServerInfo | str:
-    """Connect once and ask. What the server or the network said, when that did not work."""
+    """Connect once and query. Return the error of the server or the network if that fails."""
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import NullPool
@@ -107,7 +105,7 @@ def check_connection(url: str, *, named: str) -> None:
 
 
 def ensure_database(url: str, *, name: str) -> None:
-    """Create a database on the server of `url`, unless it has it."""
+    """Create a database on the server of `url`, unless it exists."""
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import NullPool
@@ -115,12 +113,12 @@ def ensure_database(url: str, *, name: str) -> None:
     engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     try:
         with engine.connect() as connection:
-            found = connection.execute(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": name}).first()
-            if found is None:
+            row = connection.execute(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": name}).first()
+            if row is None:
                 connection.execute(text(f'CREATE DATABASE "{name}"'))
     except SQLAlchemyError as error:
         reason = " ".join(without_password(str(error), url=url).split())
-        raise StackError(f"no database {name} on {redacted(url)}: {reason}") from None
+        raise StackError(f"the database {name} could not be created on {redacted(url)}: {reason}") from None
 
 
 def _parse(url: str) -> "URL":
@@ -129,8 +127,8 @@ def _parse(url: str) -> "URL":
 
     try:
         return make_url(url)
-    except (ArgumentError, ValueError):  # a port that is no number is a ValueError
+    except (ArgumentError, ValueError):  # a non-numeric port is a ValueError
         raise StackError(
-            "the Postgres address cannot be read: it has to look like postgresql://user:password@host:5432/database, "
+            "the Postgres address cannot be parsed. Use postgresql://user:password@host:5432/database, "
             "with special characters of the password percent-encoded"
         ) from None

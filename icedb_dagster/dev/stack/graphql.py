@@ -1,4 +1,4 @@
-"""What is asked of the web server: does it answer, what could it not load, which pools do its jobs use."""
+"""Requests to the web server: whether it answers, code that it cannot load, and pools of jobs."""
 
 import http.client
 import json
@@ -14,9 +14,9 @@ _POOLS_QUERY = """{ repositoriesOrError { ... on RepositoryConnection { nodes { 
 
 
 def location_errors(port: int) -> tuple[str, ...]:
-    """One line for each code location that the web server cannot load; the platform runs, but shows nothing of it."""
-    answer: Any = request(port, "POST", "/graphql", {"query": _LOCATIONS_QUERY})
-    workspace = ((answer or {}).get("data") or {}).get("workspaceOrError") or {}
+    """Return one line for each code location that the web server cannot load and therefore does not show."""
+    response: Any = request(port, "POST", "/graphql", {"query": _LOCATIONS_QUERY})
+    workspace = ((response or {}).get("data") or {}).get("workspaceOrError") or {}
     problems = [("the workspace", workspace)] if "message" in workspace else []
     for entry in workspace.get("locationEntries", ()):
         loaded = entry["locationOrLoadError"] or {}
@@ -30,23 +30,23 @@ def _first_line(message: str) -> str:
 
 
 def pools(port: int) -> tuple[str, ...]:
-    """The pools that the jobs of the loaded code locations use."""
-    answer: Any = request(port, "POST", "/graphql", {"query": _POOLS_QUERY})
-    repositories = ((answer or {}).get("data") or {}).get("repositoriesOrError") or {}
+    """Return the pools that jobs of the loaded code locations use."""
+    response: Any = request(port, "POST", "/graphql", {"query": _POOLS_QUERY})
+    repositories = ((response or {}).get("data") or {}).get("repositoriesOrError") or {}
     used = [solid["definition"] for node in repositories.get("nodes", ()) for solid in node["usedSolids"]]
     return tuple(sorted({d["pool"] for d in used if d.get("pool")}))
 
 
 def request(port: int, method: str, path: str, body: object = None) -> object:
-    """Ask the web server for JSON; None when it does not answer. Directly, because proxies do not know our loopback."""
+    """Request JSON from the web server, without HTTP proxies, which cannot reach it; None if it does not answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         content = None if body is None else json.dumps(body)
         connection.request(method, path, body=content, headers={"Content-Type": "application/json"})
         response = connection.getresponse()
-        answer = json.loads(response.read())
+        document = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
-    return answer if response.status == http.client.OK else None
+    return document if response.status == http.client.OK else None

@@ -1,7 +1,7 @@
-"""DAGSTER_HOME, and the Dagster instance that lives there.
+"""DAGSTER_HOME, and its Dagster instance.
 
-The folder's `dagster.yaml` is a copy of the project's own, or else of the one in this package; the copy is renewed
-by every `up`. What Dagster needs to find the instance is two environment variables, see `variables`.
+The folder's `dagster.yaml` is a copy of the project's own, or else of the one in this package. Every `up` renews it.
+Dagster finds the instance by two environment variables, see `variables`.
 """
 
 import os
@@ -23,7 +23,7 @@ PACKAGED_CONFIG = Path(__file__).with_name("dagster.yaml")
 
 
 def install_config(layout: StackLayout) -> str:
-    """Put `dagster.yaml` in its place and return its text."""
+    """Copy `dagster.yaml` to DAGSTER_HOME, and return its text."""
     own = layout.project / "dagster.yaml"
     content = (own if own.is_file() else PACKAGED_CONFIG).read_bytes()
     write_private(layout.dagster_home / "dagster.yaml", content)
@@ -31,13 +31,13 @@ def install_config(layout: StackLayout) -> str:
 
 
 def variables(dagster_home: Path, url: str) -> dict[str, str]:
-    """What has to be in the environment of everything that uses the instance."""
+    """Return the environment variables of every process that uses the instance."""
     return {"DAGSTER_HOME": str(dagster_home), "ICEDB_DAGSTER_POSTGRES_URL": url}
 
 
 @contextmanager
 def open_instance(dagster_home: Path, url: str) -> Iterator["DagsterInstance"]:
-    """The instance, opened in this process. Creates Dagster's tables where there are none yet."""
+    """Yield the instance, opened in this process. Creates Dagster's tables if they are missing."""
     from dagster import DagsterError, DagsterInstance
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -46,14 +46,14 @@ def open_instance(dagster_home: Path, url: str) -> Iterator["DagsterInstance"]:
             with DagsterInstance.from_config(str(dagster_home)) as instance:
                 yield instance
         except (DagsterError, SQLAlchemyError) as problem:
-            error = StackError(f"Dagster cannot use its instance, which {dagster_home / 'dagster.yaml'} describes")
+            error = StackError(f"Dagster cannot open the instance of {dagster_home / 'dagster.yaml'}")
             error.add_note(without_password(str(problem), url=url))
             raise error from None
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Dagster reads the process' environment, so for this time it has to be there."""
+    """Set variables for the block, because Dagster reads the environment of the process."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,14 +1,14 @@
-"""Where the local stack keeps its files: one folder, `.icedb-dagster`, inside the project.
+"""The files of the local stack: one folder, `.icedb-dagster`, inside the project.
 
-    state.json          which processes were started (mode 0600)
-    lock                held while one `up` or `down` works
+    state.json          the processes that were started (mode 0600)
+    lock                held while an `up` or `down` runs
     postgres.password   of the embedded server (mode 0600)
     postgres/           its data folder
     dagster_home/       DAGSTER_HOME: dagster.yaml, artifacts, compute logs
-    logs/               what the processes print (mode 0600)
+    logs/               output of the processes (mode 0600)
 
-The folder ignores itself in git. Files with secrets are written to a temporary file and renamed, so nobody ever
-reads half of one. Everything inside is created here; nothing outside is touched, no parent's mode or owner either.
+The folder ignores itself in git. Files with secrets are written to a temporary file and renamed, so no reader sees half
+of one. Everything inside is created here. Nothing outside is changed, not even the mode or owner of a parent.
 """
 
 import fcntl
@@ -26,25 +26,25 @@ __all__ = ["StackLayout", "Progress", "open_layout", "write_private"]
 
 Progress = Callable[[str], None]
 
-# A cold start of everything takes under a minute on 2 cores; longer than this, the other one is stuck.
+# A cold start takes under a minute on 2 cores. After this time, the other process is stuck.
 LOCK_TIMEOUT_S = 180
 
 
 @dataclass(frozen=True, slots=True)
 class StackLayout:
-    """The paths of one project's stack."""
+    """The paths of a project's stack."""
 
     project: Path
     root: Path
 
     @property
     def state(self) -> Path:
-        """Which processes were started."""
+        """The processes that were started."""
         return self.root / "state.json"
 
     @property
     def password(self) -> Path:
-        """The embedded Postgres' password."""
+        """The password of the embedded Postgres."""
         return self.root / "postgres.password"
 
     @property
@@ -59,16 +59,16 @@ class StackLayout:
 
     @property
     def workspace(self) -> Path:
-        """The code locations that web server and daemon load."""
+        """The code locations of web server and daemon."""
         return self.project / "workspace.yaml"
 
     def log(self, name: str) -> Path:
-        """What a process prints."""
+        """Return the log file of a process."""
         return self.root / "logs" / f"{name}.log"
 
     def create(self) -> None:
-        """Make the folders that are missing."""
-        # The root is not 0700: the embedded Postgres may run as another user, and has to walk through it.
+        """Create missing folders."""
+        # The root is not 0700, because the embedded Postgres may run as another user and must traverse it.
         self.root.mkdir(mode=0o755, exist_ok=True)
         (self.root / "logs").mkdir(mode=0o700, exist_ok=True)
         self.dagster_home.mkdir(mode=0o700, exist_ok=True)
@@ -78,22 +78,22 @@ class StackLayout:
 
     @contextmanager
     def locked(self, *, progress: Progress) -> Iterator[None]:
-        """Hold the folder against other `up` and `down`. The kernel lets go when the process dies."""
+        """Hold the folder's lock against other `up` and `down`. The kernel releases it if the process dies."""
         with (self.root / "lock").open("a") as file:
             _lock(file.fileno(), self.project, progress)
             yield
 
 
 def open_layout(project_dir: str | Path) -> StackLayout:
-    """The layout of a project folder, which has to exist; creates nothing."""
+    """Return the layout of a project folder, which must exist. Creates nothing."""
     project = Path(project_dir).expanduser().resolve()
     if not project.is_dir():
-        raise StackError(f"{project} is not a folder: pass the project's folder with --project-dir")
+        raise StackError(f"{project} is not a folder. Pass the project's folder with --project-dir")
     return StackLayout(project=project, root=project / ".icedb-dagster")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, at once or not at all."""
+    """Atomically write a file that only its owner can read."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -108,7 +108,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _lock(descriptor: int, project: Path, progress: Progress) -> None:
     deadline = time.monotonic() + LOCK_TIMEOUT_S
-    told = False
+    reported = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,9 +117,9 @@ def _lock(descriptor: int, project: Path, progress: Progress) -> None:
             if time.monotonic() > deadline:
                 raise StackError(
                     f"another icedb-dagster has been starting or stopping the stack of {project} for "
-                    f"{LOCK_TIMEOUT_S} s: end it, then try again"
+                    f"{LOCK_TIMEOUT_S} s. Stop it, then try again"
                 ) from None
-        if not told:
+        if not reported:
             progress("Waiting for another icedb-dagster in this folder")
-            told = True
+            reported = True
         time.sleep(0.1)

@@ -1,9 +1,9 @@
 """`up`, `down`, `status`, `find`: the local stack as a whole.
 
-`up` may be repeated: what runs with the same settings is left alone, what died or has other settings is started
-anew. It waits until everything works, and stops what it started when something does not. `down` may be repeated
-too. Both hold the folder's lock; `status` and `find` do not. A Postgres named by `ICEDB_POSTGRES_URL` is used and never
-started or stopped; all it gets is Dagster's tables.
+`up` is idempotent: it keeps services that run with the same settings, and restarts dead services and those with other
+settings. It waits until everything works, and stops what it started if a service does not. `down` is idempotent, too.
+Both hold the folder's lock; `status` and `find` do not. A Postgres named by `ICEDB_POSTGRES_URL` is used but never
+started or stopped. It only receives Dagster's tables.
 """
 
 import os
@@ -41,21 +41,23 @@ def up(
     progress: Progress = _silent,
     environ: Mapping[str, str] = os.environ,
 ) -> Stack:
-    """Start what does not run yet, and wait until it works. Postgres is always part of it.
+    """Start the services that do not run, and wait until they work. Postgres is always included.
 
-    `port` is the web server's; without it, the last one, 3000 or any free one is taken. `progress` is called with a
-    line for the user at each step.
+    `port` is the web server's; None: the last one, 3000 or any free one. `progress` receives a line of text at each
+    step.
     """
     chosen = checked_services(services)
     layout = open_layout(project_dir)
     if set(services) - {"postgres"} and not layout.workspace.is_file():
-        raise StackError(f"{layout.workspace} is missing: it names the code that Dagster's web server and daemon load")
+        raise StackError(
+            f"{layout.workspace} is missing, which names the code for Dagster's web server and daemon. Create it"
+        )
     layout.create()
     with layout.locked(progress=progress):
         work = StackOperation(layout, progress=progress, environ=environ)
         try:
             return work.bring_up(chosen, port=port)
-        except BaseException:  # also when the user interrupts
+        except BaseException:  # also KeyboardInterrupt
             work.undo()
             raise
 
@@ -63,7 +65,7 @@ def up(
 def down(
     project_dir: str | Path = ".", *, services: Collection[ServiceName] = SERVICES, progress: Progress = _silent
 ) -> tuple[ServiceName, ...]:
-    """Stop what `up` started in this folder, and return the names of what still ran."""
+    """Stop the services that `up` started in this folder, and return the names of those that still ran."""
     chosen = checked_services(services)
     layout = open_layout(project_dir)
     if not layout.root.is_dir():
@@ -75,7 +77,7 @@ def down(
 def release(stack: Stack, *, progress: Progress = _silent) -> tuple[ServiceName, ...]:
     """Stop what the call of `up` that returned `stack` has started, and nothing that ran before it.
 
-    Postgres stays while the web server or the daemon of the same folder uses it, whoever started those.
+    Postgres keeps running while the folder's web server or daemon uses it, whoever started those.
     """
     layout = open_layout(stack.project_dir)
     with layout.locked(progress=progress):
@@ -88,13 +90,13 @@ def release(stack: Stack, *, progress: Progress = _silent) -> tuple[ServiceName,
 
 
 def status(project_dir: str | Path = ".", *, environ: Mapping[str, str] = os.environ) -> tuple[ServiceStatus, ...]:
-    """What runs in this folder, one row for each service."""
+    """Return the services of this folder, one row for each."""
     layout = open_layout(project_dir)
     return describe(layout, read_state(layout), environ=environ)
 
 
 def find(project_dir: str | Path = ".", *, environ: Mapping[str, str] = os.environ) -> Stack:
-    """The stack of this folder as it runs, to use its instance; starts nothing. Raises StackError if none does."""
+    """Return the running stack of this folder, to use its instance. Raises StackError if no stack runs."""
     layout = open_layout(project_dir)
     state = read_state(layout)
     url = external_url(environ)

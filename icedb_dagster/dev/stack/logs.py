@@ -1,6 +1,6 @@
-"""What the processes of a stack print, line by line, each with the name of its service.
+"""The output of a stack's processes, line by line, each with the name of its service.
 
-No password of Postgres is in a line that leaves this module: the logs are of others' making.
+No line that leaves this module holds a Postgres password: other programs write the logs.
 """
 
 import os
@@ -19,13 +19,13 @@ __all__ = ["LogLine", "log_lines"]
 
 LINES = 20
 POLL_S = 0.2
-# A line of Dagster's has some 150 bytes; where they are longer, more is read.
+# A line of Dagster has some 150 bytes. For longer lines, more is read.
 TAIL_BYTES = 64_000
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line, without its end."""
+    """One line, without its line ending."""
 
     service: ServiceName
     text: str
@@ -39,7 +39,7 @@ def log_lines(
     follow: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[LogLine]:
-    """The last lines of each service's log; with `follow`, then for ever what is added to any of them."""
+    """Yield the last lines of each service's log; with `follow`, then new lines for ever."""
     chosen = checked_services(services)
     layout = open_layout(project_dir)
     hide = _hider(layout, environ)
@@ -57,32 +57,32 @@ def log_lines(
 
 
 class _Log:
-    """A log file and how far it was read. It may not be there yet, and may be put aside and begun anew."""
+    """A log file and its read position. It may be missing, and may be rotated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def last(self, lines: int) -> list[str]:
-        """The last lines that are whole, or end the file; what follows is `added`."""
+        """Return the last lines, including an unfinished one; `added` continues after them."""
         size = self._size()
         window = TAIL_BYTES
         while True:
             start = max(0, size - window)
-            found = self._read(start, size)
-            if start == 0 or found.count(b"\n") > lines:
+            tail = self._read(start, size)
+            if start == 0 or tail.count(b"\n") > lines:
                 break
             window *= 2
         self._offset = size
-        return found.decode(errors="replace").splitlines()[-lines:] if lines > 0 else []
+        return tail.decode(errors="replace").splitlines()[-lines:] if lines > 0 else []
 
     def added(self) -> list[str]:
-        """The whole lines that were written since."""
+        """Return the complete lines written since."""
         size = self._size()
         if size < self._offset:
             self._offset = 0
-        found = self._read(self._offset, size)
-        whole = found[: found.rfind(b"\n") + 1]
+        added = self._read(self._offset, size)
+        whole = added[: added.rfind(b"\n") + 1]
         self._offset += len(whole)
         return whole.decode(errors="replace").splitlines()
 
@@ -98,7 +98,7 @@ class _Log:
 
 
 def _hider(layout: StackLayout, environ: Mapping[str, str]) -> Callable[[str], str]:
-    """What takes the passwords out of a line: that of the embedded server, and that of the user's own."""
+    """Return a function that removes the embedded server's and the user's password from a line."""
     urls = [external_url(environ)]
     if layout.password.is_file():
         urls.append(local_url(port=0, password=read_password(layout), database=DATABASE))

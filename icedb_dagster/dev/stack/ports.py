@@ -1,6 +1,6 @@
 """Ports of the loopback address.
 
-Free is only what was free a moment ago: whoever listens has to be prepared to find the port taken.
+A port that was free may be taken a moment later, so a server must handle a port that is taken.
 """
 
 import socket
@@ -20,7 +20,7 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

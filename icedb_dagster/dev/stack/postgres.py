@@ -1,12 +1,12 @@
 """The embedded Postgres: create its data folder, start it, find it again, stop it.
 
-It listens on 127.0.0.1 only, has no Unix socket, and asks for a generated password that stands in one file of mode
-0600 and never in an argument, a log or a message. Its programs are run directly; the package's own `get_server` is
-not used, because as root it adds a user and opens every parent of the data folder to others.
+It listens on 127.0.0.1 only, without a Unix socket. Its generated password is in one file of mode 0600, and never in an
+argument, a log or a message. Its programs are run directly. The package's own `get_server` is not used: as root it adds
+a user and opens every parent of the data folder to other users.
 
-Whether the server runs is read from its own `postmaster.pid`, believed only when that process' arguments name this
-data folder. So a server is found even when whoever started it was killed at once, and a file that a crash left
-behind is recognized whoever has the pid now.
+Whether the server runs is read from its own `postmaster.pid`, which counts only if that process's arguments name this
+data folder. So a server is found even if its starter was killed at once, and a file left by a crash is detected even if
+another process has the pid now.
 """
 
 import os
@@ -36,15 +36,15 @@ from icedb_dagster.dev.stack.processes import (
 
 __all__ = ["PostgresServer", "find_server", "read_password", "start_server", "stop_server", "use_server"]
 
-# Recovery after a crash reads back at most max_wal_size, which takes seconds.
+# Recovery after a crash replays at most max_wal_size, which takes seconds.
 START_TIMEOUT_S = 60
-# Each is a few seconds: children of a killed server leave, or somebody else took the port just now.
+# Each takes a few seconds: children of a killed server must exit, or another program just took the port.
 START_ATTEMPTS = 5
 POLL_S = 0.05
 
 _ENDED = "it ended at once"
 
-# Small, for one developer's machine. Durability stays at its defaults: Dagster's history should survive a power cut.
+# Small, for one developer's machine. Durability keeps its defaults: Dagster's history should survive a power cut.
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -56,14 +56,14 @@ SETTINGS = {
     "max_logical_replication_workers": "0",
     "min_wal_size": "32MB",
     "max_wal_size": "128MB",
-    "max_parallel_workers_per_gather": "0",  # would need shared memory, of which containers have little
+    "max_parallel_workers_per_gather": "0",  # needs shared memory, of which containers have little
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",
     "lc_messages": "C",
 }
 
-# Nothing of the caller's environment: PGPORT or LD_LIBRARY_PATH could lead the programs elsewhere.
+# Without the caller's environment: PGPORT or LD_LIBRARY_PATH could redirect the programs.
 _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
@@ -76,7 +76,7 @@ class PostgresServer:
 
 
 def find_server(folder: Path) -> PostgresServer | None:
-    """The server that runs on the data folder in `folder`, if one does."""
+    """Return the server that runs on the data folder in `folder`, or None."""
     data = folder / "data"
     try:
         lines = (data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
@@ -88,7 +88,7 @@ def find_server(folder: Path) -> PostgresServer | None:
 
 
 def use_server(layout: StackLayout, folder: Path) -> PostgresServer | None:
-    """The server that runs in `folder`, once it answers; None when there is none, or it was about to end."""
+    """Return the server that runs in `folder`, once it answers; None if none runs, or if it is shutting down."""
     server = find_server(folder)
     if server is None:
         return None
@@ -97,7 +97,7 @@ def use_server(layout: StackLayout, folder: Path) -> PostgresServer | None:
     if problem in {None, _ENDED}:
         return server if problem is None else None
     raise StackError(
-        f"Postgres runs already on 127.0.0.1:{server.port}, but {problem}; its log is {layout.log('postgres')}"
+        f"Postgres runs already on 127.0.0.1:{server.port}, but {problem}. See its log {layout.log('postgres')}"
     )
 
 
@@ -127,33 +127,34 @@ def start_server(layout: StackLayout, placement: Placement, *, port: int | None,
             break
         time.sleep(1)
     stop_server(process)
-    error = StackError(f"Postgres did not start: {problem}; its log is {log}")
+    error = StackError(f"Postgres did not start: {problem}. See its log {log}")
     error.add_note(printed)
     raise error
 
 
 def stop_server(process: ProcessId) -> None:
-    """Stop a server the fast way: sessions are cut, data is written."""
+    """Stop a server with a fast shutdown: sessions are cut, data is written."""
     # To Postgres SIGINT is `pg_ctl stop -m fast`, SIGQUIT is `-m immediate`.
     stop(process, signals=((signal.SIGINT, 30), (signal.SIGQUIT, 5), (signal.SIGKILL, 5)))
 
 
 def read_password(layout: StackLayout) -> str:
-    """The password of the embedded server."""
+    """Return the password of the embedded server."""
     return layout.password.read_text(encoding="utf-8").strip()
 
 
 def _serves(pid: int, data: Path) -> bool:
     arguments = command_line(pid)
-    # Joined, because without /proc they come split at any space, also of the path.
+    # Joined, because without /proc they are split at every space, also in the path.
     return bool(arguments) and Path(arguments[0]).name == "postgres" and f"-D {data} -c" in " ".join(arguments)
 
 
 def _forget_dead_server(data: Path) -> None:
-    """Remove what a killed server left. Postgres itself dares to only when no process, not even a zombie, has its pid.
+    """Remove the pid file of a killed server. Postgres itself removes it only if no process, not even a zombie, has its
+    pid.
 
-    That loses no safety: should children of the dead server still be there, the new one recognizes their shared memory
-    by the data folder, and refuses.
+    This is safe: if children of the dead server still run, the new one detects their shared memory by the data folder,
+    and refuses to start.
     """
     if find_server(data.parent) is None:
         (data / "postmaster.pid").unlink(missing_ok=True)
@@ -165,7 +166,7 @@ def _password(layout: StackLayout, folder: Path) -> str:
     except FileNotFoundError:
         if (folder / "data").exists():
             raise StackError(
-                f"{layout.password} is missing: restore it, or remove {folder} to begin with an empty Postgres"
+                f"{layout.password} is missing. Restore it, or remove {folder} to start with an empty Postgres"
             ) from None
     password = secrets.token_hex(24)
     write_private(layout.password, password.encode())
@@ -173,9 +174,9 @@ def _password(layout: StackLayout, folder: Path) -> str:
 
 
 def _initialize(placement: Placement, password: str) -> None:
-    """Create the data folder under another name first, so that half of one is never taken for a whole.
+    """Create the data folder under another name first, so that an incomplete one is never used.
 
-    Both names are fixed: the next attempt replaces what a killed one left, its password as well.
+    Both names are fixed: the next attempt replaces the files of a killed one, including its password.
     """
     unfinished = placement.folder / "data.unfinished"
     if unfinished.exists():
@@ -212,14 +213,14 @@ def _run_initdb(placement: Placement, data: Path, password_file: Path) -> None:
 
 
 def _give(path: Path, placement: Placement) -> None:
-    """Make the server's user the owner of something that was created just now."""
+    """Change the owner of a new file or folder to the server's user."""
     user = placement.user
     if user.uid is not None and user.gid is not None:
         os.chown(path, user.uid, user.gid)
 
 
 def _await_server(process: ProcessId, url: str) -> str | None:
-    """Wait until the server answers. None when it does, otherwise why it is given up."""
+    """Wait until the server answers. Return None on success, else the reason of the failure."""
     deadline = time.monotonic() + START_TIMEOUT_S
     problem: str | None = None
     while time.monotonic() < deadline:
@@ -229,6 +230,6 @@ def _await_server(process: ProcessId, url: str) -> str | None:
         if problem is None:
             return None
         if "password authentication failed" in problem:
-            return "its data folder was made with another password than the one kept beside it"
+            return "its data folder has another password than the password file"
         time.sleep(POLL_S)
     return f"no answer in {START_TIMEOUT_S} s ({problem})"

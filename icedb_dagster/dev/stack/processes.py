@@ -1,10 +1,11 @@
 """Start processes that outlive the terminal, and stop exactly those.
 
-A process is named by its pid and by when it started, so that a pid which the system gave to somebody else is never
-signalled. Each process leads a session of its own; what it spawns stays in that session even when it changes its
-process group, as Spark's Python workers do, and is stopped with it.
+A process is identified by its pid and start time, so that another process with a reused pid is never signalled. Each
+process leads its own session. Its children stay in that session even if they change their process group, as Spark's
+Python workers do, and are stopped with it.
 
-Linux tells all this in /proc. Elsewhere `ps` does, with the process group in place of the session.
+On Linux, this information comes from /proc. Elsewhere it comes from `ps`, with the process group instead of the
+session.
 """
 
 import os
@@ -34,12 +35,12 @@ __all__ = [
     "stop",
 ]
 
-# Old lines are kept in `<name>.log.1` once, so that a stack which runs for months does not fill the disk.
+# A longer log is rotated once to `<name>.log.1`, so that a long-running stack does not fill the disk.
 LOG_BYTES_MAX = 10_000_000
 LOG_TAIL_LINES = 15
 POLL_S = 0.05
 
-# Children of this very process: they have to be waited for, or they stay zombies until it ends.
+# Children of this process, which must be waited for, or they stay zombies until it ends.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -52,13 +53,13 @@ class ProcessId:
 
 
 def path_with_programs(environ: Mapping[str, str]) -> str:
-    """A PATH on which the programs of this virtual environment are found, also when nobody activated it."""
+    """Return a PATH with the programs of this virtual environment, even if it is not activated."""
     return os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom a process runs as. `prefix` is a command that changes to that user and execs the rest of its arguments."""
+    """The user of a process. `prefix` is a command that changes to that user and executes the rest of its arguments."""
 
     uid: int | None = None
     gid: int | None = None
@@ -66,7 +67,7 @@ class User:
 
     @property
     def switch_to(self) -> tuple[int | None, int | None, list[int] | None]:
-        """User, group and further groups to change to before the exec."""
+        """The user, group and supplementary groups to change to before the exec."""
         if self.uid is None or self.prefix:
             return None, None, None
         return self.uid, self.gid, []
@@ -76,7 +77,7 @@ CURRENT_USER = User()
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ProcessInfo:
     pid: int
     session: int
     zombie: bool
@@ -86,7 +87,7 @@ class _Seen:
 def spawn(
     command: Sequence[str | Path], *, log: Path, environ: Mapping[str, str], cwd: Path, user: User = CURRENT_USER
 ) -> ProcessId:
-    """Start a process in a session of its own, with its output appended to a log."""
+    """Start a process in its own session, with its output appended to a log."""
     if log_bytes(log) > LOG_BYTES_MAX:
         log.replace(log.with_name(log.name + ".1"))
     uid, gid, groups = user.switch_to
@@ -113,7 +114,7 @@ def spawn(
 def run(
     command: Sequence[str | Path], *, environ: Mapping[str, str], user: User = CURRENT_USER, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run a short command to its end, whatever its status, and keep what it says."""
+    """Run a short command to its end, whatever its status, and capture its output."""
     uid, gid, groups = user.switch_to
     return subprocess.run(
         [*user.prefix, *command],
@@ -132,18 +133,18 @@ def run(
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this pid now."""
-    seen = _look(pid)
-    return ProcessId(pid=pid, started=seen.started) if seen and not seen.zombie else None
+    """Return the process that has this pid now."""
+    info = _read_process(pid)
+    return ProcessId(pid=pid, started=info.started) if info and not info.zombie else None
 
 
 def is_running(process: ProcessId) -> bool:
-    """Whether that very process is still there."""
+    """Whether exactly that process still runs."""
     return identify(process.pid) == process
 
 
 def command_line(pid: int) -> list[str]:
-    """A process' arguments; empty when it is gone or hides them. Without /proc, split at every space."""
+    """Return a process's arguments; empty if it is gone or hides them. Without /proc, split at every space."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[:-1]
     except OSError:
@@ -151,10 +152,10 @@ def command_line(pid: int) -> list[str]:
 
 
 def stop(process: ProcessId, *, signals: Iterable[tuple[signal.Signals, float]], marker: str | None = None) -> None:
-    """Send each signal to a process and all of its session, and wait that many seconds before the next one.
+    """Send each signal to a process and its session, and wait that many seconds before the next one.
 
-    When the leader is gone already but others of its session remain, they are ours only if their environment holds
-    `marker`; without one they are left alone.
+    If the leader is gone but other members of its session remain, they are signalled only if their environment holds
+    `marker`. Without a marker they are left alone.
     """
     for signal_number, timeout_s in signals:
         members = _members(process, marker)
@@ -169,21 +170,21 @@ def stop(process: ProcessId, *, signals: Iterable[tuple[signal.Signals, float]],
             time.sleep(POLL_S)
     if _members(process, marker):
         raise StackError(
-            f"process {process.pid} does not end, not even when killed: see `ps -o stat,wchan {process.pid}`"
+            f"process {process.pid} does not end, even after SIGKILL. See `ps -o stat,wchan {process.pid}`"
         )
 
 
 def log_bytes(log: Path) -> int:
-    """How long a log is now, to tell later what was printed since."""
+    """Return the current length of a log."""
     return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(log: Path, *, offset: int = 0, lines: int = LOG_TAIL_LINES) -> str:
-    """The last lines of a log, of those written after `offset`."""
+    """Return the last lines of a log, written after `offset`."""
     try:
         with log.open("rb") as file:
             size = log_bytes(log)
-            start = offset if offset <= size else 0  # shorter than then: it was put aside and begun anew
+            start = offset if offset <= size else 0  # shorter than before: it was rotated
             file.seek(max(start, size - 64_000))
             text = file.read().decode(errors="replace")
     except OSError:
@@ -191,13 +192,13 @@ def log_tail(log: Path, *, offset: int = 0, lines: int = LOG_TAIL_LINES) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _members(process: ProcessId, marker: str | None) -> list[_Seen]:
-    """What still runs in a process' session."""
-    session = [seen for seen in _look_at_all() if seen.session == process.pid and not seen.zombie]
-    leader = _look(process.pid)
+def _members(process: ProcessId, marker: str | None) -> list[_ProcessInfo]:
+    """Return the running processes of a process's session."""
+    session = [info for info in _read_all_processes() if info.session == process.pid and not info.zombie]
+    leader = _read_process(process.pid)
     if leader is None:
-        # No new session can have this number while the old one has members, but after a reboot anything is possible.
-        return [seen for seen in session if marker is not None and _has_in_environment(seen.pid, marker)]
+        # A new session cannot have this number while the old one has members, except after a reboot.
+        return [info for info in session if marker is not None and _has_in_environment(info.pid, marker)]
     return session if leader.started == process.started else []
 
 
@@ -207,11 +208,11 @@ def _send(pid: int, signal_number: signal.Signals) -> None:
             os.kill(pid, signal_number)
         except PermissionError:
             raise StackError(
-                f"process {pid} belongs to another user: stop the stack as the user who started it"
+                f"process {pid} belongs to another user. Stop the stack as the user who started it"
             ) from None
 
 
-def _look(pid: int) -> _Seen | None:
+def _read_process(pid: int) -> _ProcessInfo | None:
     child = _children.get(pid)
     if child is not None and child.poll() is not None:
         del _children[pid]
@@ -220,27 +221,28 @@ def _look(pid: int) -> _Seen | None:
     return next(iter(_parse_ps(_ps(_PS_COLUMNS, pid=pid))), None)
 
 
-def _look_at_all() -> list[_Seen]:
+def _read_all_processes() -> list[_ProcessInfo]:
     if not _has_proc():
         return _parse_ps(_ps(_PS_COLUMNS))
     pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal()]
-    return [seen for seen in map(_parse_proc, pids) if seen is not None]
+    return [info for info in map(_parse_proc, pids) if info is not None]
 
 
 def _has_proc() -> bool:
     return sys.platform == "linux"
 
 
-def _parse_proc(pid: int) -> _Seen | None:
+def _parse_proc(pid: int) -> _ProcessInfo | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
-    # proc(5): the name, in parentheses, may hold anything. After it: state, ppid, pgrp, session, ..., starttime (22nd).
+    # proc(5): the name, in parentheses, may contain any character. After it: state, ppid, pgrp, session, ...,
+    # starttime (22nd).
     fields = stat.rpartition(")")[2].split()
-    # Clock ticks since boot, so the boot has to be named too.
-    return _Seen(pid=pid, session=int(fields[3]), zombie=fields[0] in "ZX", started=f"{boot}/{fields[19]}")
+    # The start is in clock ticks since boot, so the boot id is needed, too.
+    return _ProcessInfo(pid=pid, session=int(fields[3]), zombie=fields[0] in "ZX", started=f"{boot}/{fields[19]}")
 
 
 _PS_COLUMNS = "pid=,pgid=,stat=,lstart="
@@ -254,10 +256,10 @@ def _ps(columns: str, *, pid: int | None = None) -> str:
     return done.stdout
 
 
-def _parse_ps(output: str) -> list[_Seen]:
+def _parse_ps(output: str) -> list[_ProcessInfo]:
     rows = (line.split(maxsplit=3) for line in output.splitlines())
     return [
-        _Seen(pid=int(row[0]), session=int(row[1]), zombie=row[2].startswith("Z"), started=row[3].strip())
+        _ProcessInfo(pid=int(row[0]), session=int(row[1]), zombie=row[2].startswith("Z"), started=row[3].strip())
         for row in rows
         if len(row) == 4
     ]

@@ -1,7 +1,7 @@
-"""Dagster's web server and daemon: how they are started, and how one knows that they really work.
+"""Dagster's web server and daemon: how they are started, and how their health is checked.
 
-A web server works when it answers on its port. A daemon works when each kind of daemon the instance requires has
-sent a heartbeat of *this* process and reports no error: heartbeats of an earlier one look healthy for half an hour.
+A web server works if it answers on its port. A daemon works if each kind that the instance requires has sent a
+heartbeat of *this* process and reports no error. Heartbeats of an earlier process look healthy for half an hour.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ DagsterService = Literal["webserver", "daemon"]
 PORT_DEFAULT = 3000
 # Importing Dagster and a code location takes 10 s on 2 busy cores.
 HEALTH_TIMEOUT_S = 120
-# A code server gets time to end its runs as cancelled; what still runs then is killed.
+# A code server gets time to cancel its runs. Remaining processes are killed.
 STOP_TIMEOUT_S = 20
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """What a service is to be started with. `settings` is a digest of all that must make it restart."""
+    """How to start a service. `settings` is a digest of everything whose change requires a restart."""
 
     name: DagsterService
     command: tuple[str, ...]
@@ -57,7 +57,7 @@ class ServicePlan:
 
 
 def plan_service(name: DagsterService, *, workspace: Path, port: int | None, database: str, config: str) -> ServicePlan:
-    """Work out how to start a service; `database` is the address without its password, `config` the `dagster.yaml`."""
+    """Plan the start of a service. `database` is the address without password, `config` the `dagster.yaml`."""
     command: tuple[str, ...]
     if name == "daemon":
         command = (sys.executable, "-m", "dagster._daemon", "run", "-w", str(workspace))
@@ -68,16 +68,18 @@ def plan_service(name: DagsterService, *, workspace: Path, port: int | None, dat
 
 
 def choose_port(*, wanted: int | None, last: int | None) -> int:
-    """The port asked for, which has to be free; or the last one, or 3000, or any."""
+    """Return the requested port, which must be free; or the last one, 3000, or any free one."""
     if wanted is not None:
         if not port_is_free(wanted):
-            raise StackError(f"port {wanted} is taken by another program: choose another one with --port, or none")
+            raise StackError(
+                f"port {wanted} is taken by another program. Choose another one with --port, or omit --port"
+            )
         return wanted
     return next((port for port in (last, PORT_DEFAULT) if port is not None and port_is_free(port)), None) or free_port()
 
 
 def start_service(plan: ServicePlan, *, layout: StackLayout, url: str, environ: Mapping[str, str]) -> ProcessId:
-    """Start the web server or the daemon, and do not wait."""
+    """Start the web server or the daemon, without waiting."""
     merged = {
         **environ,
         **variables(layout.dagster_home, url),
@@ -88,18 +90,18 @@ def start_service(plan: ServicePlan, *, layout: StackLayout, url: str, environ: 
 
 
 def stop_service(process: ProcessId, *, layout: StackLayout) -> None:
-    """Stop a service, its code servers and the runs in them."""
+    """Stop a service, its code servers and their runs."""
     signals = ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5))
     stop(process, signals=signals, marker=f"DAGSTER_HOME={layout.dagster_home}")
 
 
 def await_webserver(process: ProcessId, *, port: int) -> str | None:
-    """Wait until the web server answers. None when it does, otherwise why not."""
+    """Wait until the web server answers. Return None on success, else the reason of the failure."""
     return _await(process, lambda: request(port, "GET", "/server_info") is not None)
 
 
 def await_daemon(process: ProcessId, *, instance: "DagsterInstance", earlier: frozenset[str]) -> str | None:
-    """Wait until the daemon works. None when it does, otherwise why not; `earlier` are ids seen before its start."""
+    """Wait until the daemon works. Return None, else the reason. `earlier` are daemon ids from before its start."""
     required = set(instance.get_required_daemon_types())
 
     def works() -> bool:
@@ -111,7 +113,7 @@ def await_daemon(process: ProcessId, *, instance: "DagsterInstance", earlier: fr
 
 
 def heartbeat_ids(instance: "DagsterInstance") -> frozenset[str]:
-    """The daemon processes that ever sent a heartbeat to this instance and were not replaced since."""
+    """Return the ids of daemon processes whose heartbeats this instance has."""
     return frozenset(beat.daemon_id for beat in instance.get_daemon_heartbeats().values() if beat.daemon_id)
 
 

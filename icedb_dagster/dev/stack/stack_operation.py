@@ -1,7 +1,7 @@
-"""One `up` or `down` in progress: the steps, the state as it changes, and what was started so far.
+"""One `up` or `down` in progress: its steps, the changing state, and the services started so far.
 
-Only used under the folder's lock. The state is written after each change and before anything is waited for, so
-that whatever happens to this process, the next `down` finds what runs.
+It is used only under the folder's lock. The state is written after each change and before each wait, so that the next
+`down` finds all running services even if this process dies.
 """
 
 import os
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StackOperation"]
 
-# Nobody loses the database while it still works.
+# The database stops last, because the others need it.
 _STOP_ORDER: tuple[ServiceName, ...] = ("daemon", "webserver", "postgres")
 _TITLES: dict[ServiceName, str] = {"postgres": "Postgres", "webserver": "the web server", "daemon": "the daemon"}
 
@@ -62,7 +62,7 @@ class StackOperation:
         self.started: list[ServiceName] = []
 
     def bring_up(self, services: list[ServiceName], *, port: int | None) -> Stack:
-        """Start what is missing of these, and Postgres."""
+        """Start missing services, and Postgres."""
         url = external_url(self.environ)
         if url is None:
             url = self._own_postgres()
@@ -77,7 +77,7 @@ class StackOperation:
         return self._stack(url, check_locations="webserver" in services)
 
     def take_down(self, services: Collection[ServiceName]) -> tuple[ServiceName, ...]:
-        """Stop these, and return the names of what still ran."""
+        """Stop services, and return the names of those that ran."""
         running = {service.name for service in self.running()}
         names = [name for name in _STOP_ORDER if name in services]
         for name in names:
@@ -87,22 +87,24 @@ class StackOperation:
         return tuple(name for name in names if name in running)
 
     def undo(self) -> None:
-        """Stop what was started so far. A failure to do so must not hide why."""
+        """Stop the services started so far. A failure must not hide the original error."""
         for name in reversed(self.started):
             with suppress(StackError, OSError):
                 self._stop(name)
 
     def running(self) -> list[ServiceStatus]:
-        """What runs of our own."""
+        """Return our own running services."""
         return [service for service in describe(self.layout, self.state, environ={}) if service.state == "running"]
 
     def _own_postgres(self) -> str:
-        """Start the embedded server unless it runs, and return the address of Dagster's database in it."""
+        """Start the embedded server unless it runs, and return the address of Dagster's database."""
         server = use_server(self.layout, server_folder(self.layout, self.state))
         if server is None:
             placement = place(self.layout, recorded=self.state.postgres_dir)
             if placement.folder != self.layout.postgres:
-                self.progress(f"Postgres keeps its data in {placement.folder}: it cannot reach the project's folder")
+                self.progress(
+                    f"Postgres stores its data in {placement.folder}, because it cannot access the project's folder"
+                )
                 self._save(replace(self.state, postgres_dir=str(placement.folder)))
             port = self.state.ports.get("postgres")
             server = start_server(self.layout, placement, port=port, progress=self.progress)
@@ -139,7 +141,7 @@ class StackOperation:
         return True
 
     def _start(self, plans: list[ServicePlan], url: str) -> None:
-        """Start them side by side, then wait for each."""
+        """Start services in parallel, then wait for each."""
         logs = {plan.name: log_bytes(self.layout.log(plan.name)) for plan in plans}
         with open_instance(self.layout.dagster_home, url) as instance:
             earlier = heartbeat_ids(instance)
@@ -158,29 +160,29 @@ class StackOperation:
                 self._ensure_pools(instance, port)
 
     def _ensure_pools(self, instance: "DagsterInstance", port: int) -> None:
-        """Dagster lets everybody into a pool that nobody configured: each table's lock gets its limit beforehand."""
+        """Set the limit of each table's lock now, because Dagster treats unconfigured pools as unlimited."""
         from icedb_dagster.locking.table_lock import ensure_pool, table_pools
 
         for pool in table_pools(pools(port)):
-            self.progress(f"The pool {pool} lets one run at a time in")
+            self.progress(f"The pool {pool} admits one run at a time")
             ensure_pool(instance, pool)
 
     def _spawn(self, plan: ServicePlan, url: str) -> None:
         record = self.state.records.get(plan.name)
-        again = record is not None and is_running(record.process)
+        restart = record is not None and is_running(record.process)
         where = f" on http://127.0.0.1:{plan.port}" if plan.port else ""
         what = f"{_TITLES[plan.name]}{where}"
         self.progress(
-            f"Restarting {what}: its settings changed, or it does not answer" if again else f"Starting {what}"
+            f"Restarting {what}: its settings changed, or it does not answer" if restart else f"Starting {what}"
         )
-        self._stop(plan.name)  # also what a dead one left behind
+        self._stop(plan.name)  # also children of a dead process
         process = start_service(plan, layout=self.layout, url=url, environ=self.environ)
         self._save(self.state.with_record(plan.name, Record(process=process, port=plan.port, settings=plan.settings)))
         self.started.append(plan.name)
 
     def _failure(self, name: ServiceName, problem: str, *, url: str, offset: int) -> StackError:
         log = self.layout.log(name)
-        error = StackError(f"{_TITLES[name]} does not work: {problem}; its log is {log}")
+        error = StackError(f"{_TITLES[name]} does not work: {problem}. See its log {log}")
         error.add_note(without_password(log_tail(log, offset=offset), url=url))
         return error
 

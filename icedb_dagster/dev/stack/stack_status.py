@@ -1,7 +1,7 @@
-"""What is said about a stack: which services run, where, and what a program needs to use them.
+"""The status of a stack: its running services, their addresses, and the environment for programs that use it.
 
-A `Stack` carries the address with the password, because Dagster has to have it; its `repr` and every other text
-made here leave the password out.
+A `Stack` holds the address with the password, because Dagster needs it. Its `repr` and all other texts omit the
+password.
 """
 
 import os
@@ -35,7 +35,7 @@ POSTGRES_URL_VARIABLE = "ICEDB_POSTGRES_URL"
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One service. `external` is a Postgres that is not ours; `address` has no password in it."""
+    """One service. `external` is the user's own Postgres; `address` has no password."""
 
     name: ServiceName
     state: Literal["running", "stopped", "external"]
@@ -47,7 +47,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stack that runs. `started_here` of a process says whether this very call of `up` started it."""
+    """A running stack. `started_here` of a process says whether this call of `up` started it."""
 
     project_dir: Path
     dagster_home: Path
@@ -58,25 +58,25 @@ class Stack:
 
 
 def environment(stack: Stack) -> dict[str, str]:
-    """The variables that lead Dagster to this stack. They contain the password: for an environment, not for a log."""
+    """Return the variables that make Dagster use this stack. They contain the password: never log them."""
     return variables(stack.dagster_home, stack.postgres_url)
 
 
 def external_url(environ: Mapping[str, str]) -> str | None:
-    """The user's own Postgres in the form Dagster needs, if there is one."""
+    """Return the user's own Postgres in the form that Dagster needs, or None."""
     url = environ.get(POSTGRES_URL_VARIABLE, "").strip()
     return dagster_url(url) if url else None
 
 
 def server_folder(layout: StackLayout, state: State) -> Path:
-    """Where the embedded server has its data folder."""
+    """Return the folder of the embedded server."""
     return Path(state.postgres_dir) if state.postgres_dir else layout.postgres
 
 
 def describe(
     layout: StackLayout, state: State, *, environ: Mapping[str, str] = os.environ
 ) -> tuple[ServiceStatus, ...]:
-    """A row for each service, and a second one for Postgres if an external one is used while our own still runs."""
+    """Return a row for each service, and a second one for Postgres if an external one is used while our own runs."""
     return (*_postgres_rows(layout, state, environ), _row(layout, state, "webserver"), _row(layout, state, "daemon"))
 
 
@@ -88,7 +88,7 @@ def describe_stack(
     started: Collection[ServiceName] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> Stack:
-    """The stack of a folder whose Postgres is at `url`; `started` are the services that this call has started."""
+    """Return a folder's stack, with Postgres at `url`; `started` are the services that this call has started."""
     processes = describe(layout, state, environ=environ)
     addresses = {row.name: row.address for row in processes if row.state == "running"}
     return Stack(

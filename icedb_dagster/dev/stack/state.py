@@ -1,7 +1,6 @@
-"""What the stack remembers of the processes it started.
+"""The stack's record of the processes that it started.
 
-A record names a process by pid *and* start: a pid alone may belong to somebody else tomorrow. No password is ever
-in the file.
+A record identifies a process by pid *and* start time, because a pid may be reused. The file never holds a password.
 """
 
 from collections.abc import Collection
@@ -21,16 +20,16 @@ SERVICES: tuple[ServiceName, ...] = ("postgres", "webserver", "daemon")
 
 
 def checked_services(names: Collection[str]) -> list[ServiceName]:
-    """The services of these names, in the order in which they are started. Raises StackError for any other name."""
+    """Return the named services in start order. Raises StackError for an unknown name."""
     unknown = set(names) - set(SERVICES)
     if unknown:
-        raise StackError(f"no such service: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
+        raise StackError(f"unknown service {', '.join(sorted(unknown))}. The services are {', '.join(SERVICES)}")
     return [name for name in SERVICES if name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One process that was started; `settings` is a digest of what it was started with."""
+    """A started process. `settings` is a digest of its settings."""
 
     process: ProcessId
     port: int | None = None
@@ -39,26 +38,26 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that is remembered between two commands."""
+    """The state kept between two commands."""
 
     records: dict[ServiceName, Record] = field(default_factory=dict)
-    # Where the data folder is, when it could not stay inside the project.
+    # The Postgres folder, if it could not stay inside the project.
     postgres_dir: str | None = None
-    # Ports outlive a stop: bookmarks and connection strings stay true as long as nobody else took the port.
+    # Ports are kept after a stop, so that bookmarks and connection strings stay valid if the port is still free.
     ports: dict[ServiceName, int] = field(default_factory=dict)
 
     def with_record(self, name: ServiceName, record: Record) -> "State":
-        """This state, and that process."""
+        """Return this state with that process."""
         ports = self.ports if record.port is None else {**self.ports, name: record.port}
         return replace(self, records={**self.records, name: record}, ports=ports)
 
     def without_record(self, name: ServiceName) -> "State":
-        """This state without that process."""
+        """Return this state without that process."""
         return replace(self, records={key: value for key, value in self.records.items() if key != name})
 
 
 def read_state(layout: StackLayout) -> State:
-    """The state of a project folder; empty when nothing was ever started there."""
+    """Return the state of a project folder; empty if nothing was ever started there."""
     try:
         content = layout.state.read_bytes()
     except FileNotFoundError:
@@ -67,10 +66,10 @@ def read_state(layout: StackLayout) -> State:
         return msgspec.json.decode(content, type=State)
     except msgspec.DecodeError as error:
         raise StackError(
-            f"{layout.state} cannot be read ({error}): stop what still runs by hand, remove the file, try again"
+            f"{layout.state} cannot be read ({error}). Stop running services by hand, remove the file, and try again"
         ) from None
 
 
 def write_state(layout: StackLayout, state: State) -> None:
-    """Remember."""
+    """Write the state."""
     write_private(layout.state, msgspec.json.format(msgspec.json.encode(state), indent=2))

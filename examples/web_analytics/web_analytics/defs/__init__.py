@@ -1,1 +1,1 @@
-"""Assets, jobs and resources, a module each; the tables, with all that keeps them in good order, in `tables`."""
+"""Assets, jobs and resources, one module each; the tables and their maintenance in `tables`."""

@@ -1,4 +1,4 @@
-"""What a tenant wants to know of each day, by DuckDB."""
+"""Daily metrics of each tenant, computed by DuckDB."""
 
 import dagster as dg
 from duckdb import DuckDBPyRelation
@@ -14,7 +14,7 @@ from web_analytics.settings import PARTITIONS
     metadata={"partition_expr": "day", "sort_by": ["tenant"]},
 )
 def daily_metrics(sessions: DuckDBPyRelation) -> DuckDBPyRelation:
-    """One row for each tenant and day. Nobody in particular is in it: it is kept when events and sessions go."""
+    """One row for each tenant and day. It has no personal data, so it is kept when events and sessions are deleted."""
     return sessions.query(
         "sessions",
         """

@@ -14,7 +14,7 @@ from web_analytics.settings import REPORTS
 
 @dg.asset(deps=["daily_metrics", "sessions", VIEW], kinds={"matplotlib"}, group_name="web")
 def dashboard(icedb: IceDBResource) -> dg.MaterializeResult[None]:
-    """All tenants at a glance: the last thirty days in figures, all days as lines."""
+    """All tenants at a glance: figures of the last four weeks, and lines of all days."""
     snapshots = [icedb.table(key).snapshot() for key in ("daily_metrics", "sessions", VIEW)]
     figures = read_figures(*snapshots)
     png, words = draw(figures), in_words(figures)

@@ -1,4 +1,4 @@
-"""The events as they come: the files of a day, each row once, what does not fit set aside."""
+"""The raw events: each day's files, each row once, with rows that do not fit in the quarantine."""
 
 import dagster as dg
 
@@ -22,7 +22,7 @@ SCHEMA = {
 }
 REQUIRED = ["event_id", "ts", "tenant", "user_id", "kind"]
 
-#: How often each page was looked at, hour by hour: every insert into the events adds to it.
+#: Page views by hour. Every insert into the events adds to it.
 VIEW = "page_views"
 VIEW_QUERY = f"""
     SELECT tenant, {DAY} AS day, date_trunc('hour', ts) AS hour, page,
@@ -36,15 +36,15 @@ VIEW_QUERY = f"""
     backfill_policy=dg.BackfillPolicy.single_run(),
     kinds={"icedb", "parquet", "json"},
     group_name="web",
-    # A preview shows rows of people, and stays in Dagster's history when their data is deleted.
+    # A preview shows personal data, and remains in Dagster's history after a deletion.
     metadata={"partition_expr": "day", "partition_by": ["tenant", "day"], "icedb/preview_rows": 0},
 )
 def events(context: dg.AssetExecutionContext, icedb: IceDBResource) -> None:
-    """What arrived on a day, of all tenants, late events among it.
+    """Events that arrived on a day, of all tenants, including late ones.
 
-    A day's files are one transaction: to run a day again adds nothing, in whatever run. So it waits for all of them: a
-    file that came after its day would never be read. Views are fed in the same call, so rows are added and not
-    replaced. Raises dagster.Failure, before anything is added, when a file of a day is not there.
+    A day's files are one transaction: to run a day again adds nothing, in any run. So the asset waits for all files: a
+    file that arrived after its day was ingested would never be read. Views are fed in the same call, so rows are added,
+    not replaced. Raises dagster.Failure before anything is added if a file of a day is missing.
     """
     files = {day: files_of(day) for day in context.partition_keys}
     table = open_events(icedb)
@@ -54,24 +54,24 @@ def events(context: dg.AssetExecutionContext, icedb: IceDBResource) -> None:
         rows += commit.rows
         quarantined += commit.quarantined_rows
         repeated += commit.repeated
-        context.log.info("%s: %d rows, %d set aside", day, commit.rows, commit.quarantined_rows)
-    context.add_output_metadata({"rows added": rows, "rows set aside": quarantined, "days that were there": repeated})
+        context.log.info("%s: %d rows, %d quarantined", day, commit.rows, commit.quarantined_rows)
+    context.add_output_metadata({"rows added": rows, "rows quarantined": quarantined, "repeated days": repeated})
 
 
 def files_of(day: str) -> list[str]:
-    """The files that arrived on a day, one of each tenant. Raises dagster.Failure when one is missing."""
+    """Return the files that arrived on a day, one of each tenant. Raises dagster.Failure if one is missing."""
     files = [INBOX / tenant / f"{day}.jsonl" for tenant in TENANTS]
     if missing := [str(file.relative_to(INBOX)) for file in files if not file.is_file()]:
         raise dg.Failure(
-            f"{INBOX}: of {day} there is no {', '.join(missing)} yet, and nothing was added. When a file comes late, "
-            "run the day again then; when it never will, put an empty one there. To generate events: "
+            f"{INBOX}: {', '.join(missing)} of {day} is missing, and nothing was added. If a file arrives late, "
+            "run the day again. If it never will, create an empty one. To generate events: "
             "python -m web_analytics.generate"
         )
     return [str(file) for file in files]
 
 
 def open_events(lake: IceDBResource) -> Table:
-    """The table of the events with its view, made when they are missing."""
+    """Open the table of events with its view, and create them if they are missing."""
     table = lake.table_or_create(
         "events",
         partition_by=["tenant", f"{DAY} AS day"],

@@ -1,4 +1,4 @@
-"""When what is made. The schedules are stopped until you start them."""
+"""Jobs and their schedules. Schedules are stopped until you start them."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ import dagster as dg
 
 from web_analytics.settings import PARTITIONS
 
-# In one process: one for each step takes seconds to start, and Spark even longer.
+# In one process: a process per step takes seconds to start, and Spark even longer.
 HERE = dg.in_process_executor
 
 ingest = dg.define_asset_job("ingest", selection=["events"], partitions_def=PARTITIONS, executor_def=HERE)
@@ -18,13 +18,13 @@ look = dg.define_asset_job("look", selection=dg.AssetSelection.all_asset_checks(
 
 @dg.schedule(cron_schedule="30 0 * * *", job=ingest)
 def ingest_yesterday(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """What arrived yesterday."""
+    """Ingest the events that arrived yesterday."""
     return _of_day(context, days_ago=1)
 
 
 @dg.schedule(cron_schedule="30 1 * * *", job=derive)
 def derive_the_day_before(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """The day before yesterday is complete: what was late has come yesterday."""
+    """Derive the day before yesterday, whose late events arrived yesterday."""
     return _of_day(context, days_ago=2)
 
 
@@ -32,4 +32,4 @@ def _of_day(context: dg.ScheduleEvaluationContext, *, days_ago: int) -> dg.RunRe
     day = f"{context.scheduled_execution_time - timedelta(days=days_ago):%Y-%m-%d}"
     if PARTITIONS.has_partition_key(day):
         return dg.RunRequest(partition_key=day)
-    return dg.SkipReason(f"{day} is none of the days of the generated events")
+    return dg.SkipReason(f"{day} is not a day of the generated events")

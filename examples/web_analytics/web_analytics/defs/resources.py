@@ -1,4 +1,4 @@
-"""Where the tables are, and a Spark on this machine."""
+"""The resources: the tables, and a local Spark."""
 
 import dagster as dg
 from dagster_pyspark import PySparkResource
@@ -19,7 +19,7 @@ SPARK = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# Spark looks for Java when a session starts; this finds the machine's, or the one from PyPI.
+# Spark needs Java when a session starts. This finds the machine's Java, or the one from PyPI.
 prepare_environment()
 
 lake = IceDBResource(root=LAKE)
@@ -27,7 +27,7 @@ lake = IceDBResource(root=LAKE)
 
 @dg.definitions
 def resources() -> dg.Definitions:
-    """By their usual names."""
+    """Return the resources under their usual names."""
     return dg.Definitions(
         resources={
             "icedb": lake,

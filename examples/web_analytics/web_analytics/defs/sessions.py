@@ -1,4 +1,4 @@
-"""Sessions, by Spark: what one person did until half an hour passed without an event."""
+"""Sessions, computed by Spark: the events of one user without a gap of half an hour."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from web_analytics.settings import PARTITIONS
 INACTIVE_MS = 30 * 60 * 1000
 COLUMNS = ["event_id", "ts", "tenant", "user_id", "country", "device", "referrer", "kind", "page", "cents"]
 
-#: A session of a day may have begun on the day before, or go on after midnight; and phones deliver a day late.
+#: A session may have begun on the previous day, or continue after midnight. Phones may deliver a day late.
 NEIGHBOURS = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=1)
 
 
@@ -35,7 +35,7 @@ def sessions(context: dg.AssetExecutionContext, events: DataFrame, pyspark: PySp
 
 
 def sessions_of(events: DataFrame) -> DataFrame:
-    """One row for each session of some events."""
+    """Return one row for each session of these events."""
     in_order = Window.partitionBy("tenant", "user_id").orderBy("ts", "event_id")
     silence = sf.unix_millis("ts") - sf.unix_millis(sf.lag("ts").over(in_order))
     begins = sf.when(silence.isNull() | (silence > INACTIVE_MS), 1).otherwise(0)
