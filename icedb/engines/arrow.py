@@ -1,15 +1,15 @@
-"""A snapshot for Arrow: as a lazy dataset, which Arrow reads itself, and as record batches, which DuckDB reads.
+"""A snapshot for Arrow, as a lazy dataset or as record batches.
 
     dataset(table.snapshot()).to_table(columns=["user_id"], filter=pc.field("day") == date(2026, 11, 21))
     for batch in record_batches(table.snapshot(), where="user_id = 7"): ...
 
-Of a dataset nothing is read until somebody asks. Columns that a part lacks are null in its rows, types that have
-widened are cast, and partition columns come from the paths, with the types of their expressions: a filter on them skips
-parts. A data column of the same name wins. The types are those of `Snapshot.to_arrow` but for one: a UUID, there text,
-is 16 bytes with Arrow's type for it, which Arrow's own filters cannot compare.
+Arrow reads a dataset itself, lazily. Columns that a part lacks are null in its rows, and widened types are cast.
+Partition columns come from the paths, with the types of their expressions, so a filter on them skips parts. A data
+column of the same name takes precedence. The types are those of `Snapshot.to_arrow`, except that a UUID (text there) is
+16 bytes with Arrow's UUID type. Arrow's own filters cannot compare that type.
 
-Record batches go through DuckDB, and so give exactly what a query gives: every row filter, parts of any partitioning,
-and one batch at a time in memory.
+DuckDB reads record batches, so they return exactly what a query returns: with any row filter, for parts of any
+partitioning, and with one batch at a time in memory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,26 @@ __all__ = ["dataset", "record_batches"]
 def dataset(
     snapshot: Snapshot, parts_where: str | None = None, *, uuid: pa.DataType | None = None
 ) -> ds.FileSystemDataset:
-    """The rows of a snapshot, or of those of its parts that may hold rows for which `parts_where` is true.
+    """Return the rows of a snapshot as a lazy Arrow dataset.
 
-    `parts_where` is a DuckDB predicate that only leaves parts out; filter the dataset as well. `uuid` is the type of
-    UUIDs: Arrow's own, or `pa.binary(16)`, by which Arrow can filter. In a bucket, the dataset keeps the credentials of
-    now for as long as it lives.
+    The dataset keeps the credentials of the time of this call, also for a bucket.
 
-    Raises InvalidOption for a part of a partitioning before the last `alter`, whose path does not say what the
-    partition columns are, UnsupportedType, and what `Snapshot.files` raises.
+    Args:
+        snapshot: The snapshot to read.
+        parts_where: A DuckDB predicate. Parts that cannot contain matching rows are skipped. It does not filter rows,
+            so filter the dataset as well.
+        uuid: The Arrow type for UUIDs: Arrow's own by default, or `pa.binary(16)`, which Arrow can filter.
+
+    Returns:
+        A dataset with one fragment for each part.
+
+    Raises:
+        InvalidOption: If a part was written before the last `alter` of the partitioning, because its path lacks
+            partition columns. Also the errors of `Snapshot.files`.
+        UnsupportedType: If Arrow has no type for a column.
+
+    Example:
+        >>> dataset(table.snapshot(), "user_id = 7").to_table(filter=pc.field("user_id") == 7)
     """
     visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
     parts = chosen_parts(snapshot, parts_where)
@@ -68,14 +80,28 @@ def record_batches(
     where: str | None = None,
     rows_max: int = ROWS_PER_BATCH,
 ) -> pa.RecordBatchReader:
-    """The rows for which `where` (as for `Snapshot.query`) is true, in batches of up to `rows_max` rows.
+    """Return rows of a snapshot as a stream of Arrow record batches.
 
-    DuckDB reads ahead only what fits its buffers, so that a table may be larger than memory. A part that is gone when
-    it is reached is told then: SnapshotExpired, MissingPart. Raises UnknownColumn, InvalidOption, and as
-    `Snapshot.query`.
+    DuckDB reads ahead only as much as its buffers hold, so the table may be larger than memory.
+
+    Args:
+        snapshot: The snapshot to read.
+        columns: The columns to return; None returns all.
+        where: A DuckDB predicate that selects rows, as for `Snapshot.query`.
+        rows_max: The maximum number of rows in a batch.
+
+    Returns:
+        A reader. It raises SnapshotExpired or MissingPart when it reaches a part that no longer exists.
+
+    Raises:
+        UnknownColumn: If the snapshot has no such column.
+        InvalidOption: If an argument is invalid. Also the errors of `Snapshot.query`.
+
+    Example:
+        >>> for batch in record_batches(table.snapshot(), ["user_id"], where="day = '2026-11-21'"): ...
     """
     if isinstance(rows_max, bool) or not isinstance(rows_max, int) or rows_max < 1:
-        raise InvalidOption(f"{snapshot.table}: rows_max is {rows_max!r}; give a number of rows over 0.")
+        raise InvalidOption(f"{snapshot.table}: rows_max is {rows_max!r}; pass a positive number of rows.")
     selected = selection(snapshot, columns)
     if not snapshot.schema:
         return pa.table({}).to_reader()  # SQL has no table without columns
@@ -85,14 +111,16 @@ def record_batches(
 def _guarantees(
     partitions: Mapping[str, Mapping[str, str | None]], visible: Mapping[str, str], schema: pa.Schema
 ) -> dict[str, ds.Expression]:
-    """What is true of every row in a partition, by its path. Arrow fills the columns from it."""
+    """Return, for each partition, the expression that is true of all its rows. Arrow fills the partition columns from
+    it.
+    """
     typed = path_values(partitions.values(), visible, schema)
-    found = {path: ds.scalar(True) for path in partitions}
+    guarantees = {path: ds.scalar(True) for path in partitions}
     for path, values in partitions.items():
         for name in visible:
             field, text = ds.field(name), values[name]
-            found[path] &= field.is_null() if text is None else field == typed[name][text]
-    return found
+            guarantees[path] &= field.is_null() if text is None else field == typed[name][text]
+    return guarantees
 
 
 def _filesystem(location: Location) -> fs.FileSystem:
@@ -113,5 +141,5 @@ def _filesystem(location: Location) -> fs.FileSystem:
 
 
 def _path(path: str) -> str:
-    """A part's path as Arrow writes it: without a scheme."""
+    """A part's path in Arrow's notation, which has no scheme."""
     return path.partition("://")[2] or path

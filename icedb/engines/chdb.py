@@ -1,15 +1,15 @@
-"""A snapshot as a table of chDB, which is ClickHouse as a library: it reads the live parts itself.
+"""A snapshot as a table of chDB (ClickHouse as a library), which reads the live parts itself.
 
     query("SELECT day, count() FROM t GROUP BY day", table.snapshot())
     attach(session, "events", table.snapshot())
 
-A table is SQL text: ClickHouse's function `file` or `s3` with the live parts and the columns that the table has today.
-Columns that a part lacks are null in its rows, narrower types of older parts are widened, partition columns come from
-the paths, and a filter on them skips parts. A data column of the same name wins. See `icedb.engines.clickhouse.types`
-for what ClickHouse's types cannot say.
+A table is SQL text: ClickHouse's function `file` or `s3` with the live parts and the snapshot's columns. Columns that a
+part lacks are null in its rows, and narrower types of older parts are widened. Partition columns come from the paths,
+and a filter on them skips parts. A data column of the same name takes precedence. `icedb.engines.clickhouse.types`
+lists the values that ClickHouse's types cannot represent.
 
-Keys for S3 are in a named collection of ClickHouse's, never in the text of a query or a view. One process has one
-ClickHouse, which all its sessions share, and which ends with the last of them.
+Keys for S3 are in a ClickHouse named collection, never in the text of a query or view. A process has one ClickHouse
+instance. All sessions share it, and it ends with the last of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from icedb.engines.clickhouse.part_files import LOST, Session, rows_of
+from icedb.engines.clickhouse.part_files import LOST, ChdbSession, part_relations
 from icedb.engines.clickhouse.types import clickhouse_types, partition_value, quote_name, quote_text
 from icedb.engines.engine_parts import chosen_parts
 from icedb.errors import InvalidOption
@@ -31,77 +31,123 @@ from icedb.util.optional_deps import import_optional
 
 __all__ = ["attach", "query", "source"]
 
-# Whatever a session has set. ClickHouse's own partition columns come without decoding, and would hide data columns.
-# The attempts take some ten seconds; ClickHouse's own 500 take hours when the store is not there.
+# These override the session's settings. ClickHouse's own partition columns are not decoded and would hide data columns.
+# The attempts take some ten seconds; ClickHouse's default of 500 takes hours if the store is unreachable.
 _SETTINGS = (
     "use_hive_partitioning = 0, input_format_parquet_allow_missing_columns = 1, "
     "input_format_parquet_case_insensitive_column_matching = 1, s3_ignore_file_doesnt_exist = 0, s3_retry_attempts = 9"
 )
 _STATUS = re.compile(r"HTTP response code: (\d{3})\b")
 _UNREACHABLE = re.compile(r"HTTP response code: \d{4,}")  # -1, as a number without a sign
-# What ClickHouse's parser wants beyond the text of a view.
+# The bytes that ClickHouse's parser needs in addition to the text of a view.
 _QUERY_MARGIN = 10_000
 
 
 @checks_arguments
 def query(sql: str, snapshot: Snapshot, *, parts_where: str | None = None) -> pa.Table:
-    """The answer of ClickHouse to a query over the table `t`, in a session of its own.
+    """Run a ClickHouse query over the table `t` in a temporary session.
 
-    `parts_where` leaves out parts; see `source`. Raises MissingExtra, what `source` raises, SnapshotExpired,
-    MissingPart, AccessDenied, StoreUnavailable, and ClickHouse's own errors (RuntimeError).
+    Args:
+        sql: One SELECT over `t`, without FORMAT.
+        snapshot: The snapshot to read.
+        parts_where: A DuckDB predicate. Parts that cannot contain matching rows are skipped.
+
+    Returns:
+        The result as an Arrow table.
+
+    Raises:
+        MissingExtra: If chDB is not installed.
+        InvalidOption: If the statement returns no result. Also the other errors of `source`.
+        SnapshotExpired: If cleanup deleted a part of an older snapshot.
+        MissingPart: If a live part does not exist.
+        AccessDenied: If the store rejects the credentials.
+        StoreUnavailable: If the store is unreachable.
+        RuntimeError: ClickHouse's own errors.
+
+    Example:
+        >>> query("SELECT day, count() FROM t GROUP BY day", table.snapshot())
     """
     session = _open_session(snapshot.table)
     try:
         _create_view(session, "TEMPORARY VIEW t", snapshot, parts_where)
-        answer = _ask(session, sql, snapshot)
+        result = _run(session, sql, snapshot)
     finally:
         session.close()
     try:
-        return pa.ipc.open_file(answer).read_all()
+        return pa.ipc.open_file(result).read_all()
     except pa.ArrowInvalid:
         raise InvalidOption(
-            f"{snapshot.table}: the query has no answer: {sql.strip()[:80]!r}. Write one SELECT over t, without FORMAT."
+            f"{snapshot.table}: the statement returned no result: {sql.strip()[:80]!r}. Write one SELECT over t, "
+            "without FORMAT."
         ) from None
 
 
-def _ask(session: Session, sql: str, snapshot: Snapshot) -> bytes:
+def _run(session: ChdbSession, sql: str, snapshot: Snapshot) -> bytes:
     try:
-        # A copy: the memory of the answer itself is ClickHouse's.
+        # A copy, because ClickHouse owns the memory of the result.
         return bytes(session.query(sql, "Arrow").bytes())
     except RuntimeError as error:
-        raise _explained(error, snapshot) from None
+        raise _translate(error, snapshot) from None
 
 
 @checks_arguments
-def attach(session: Session, name: str, snapshot: Snapshot, *, parts_where: str | None = None) -> None:
-    """Make the snapshot a view of the session's database, or put it into the place of the view of that name.
+def attach(session: ChdbSession, name: str, snapshot: Snapshot, *, parts_where: str | None = None) -> None:
+    """Create or replace a view of the snapshot in the session's database.
 
-    The view stays as the snapshot is. Its keys for S3 are those of this moment: attach it again before they expire.
-    Raises what `source` raises, SnapshotExpired, MissingPart and ClickHouse's own errors (RuntimeError).
+    The view does not follow later commits. Its keys for S3 are those of this call: attach the table again before they
+    expire.
+
+    Args:
+        session: A `chdb.session.ChdbSession`.
+        name: The name of the view.
+        snapshot: The snapshot to read.
+        parts_where: A DuckDB predicate. Parts that cannot contain matching rows are skipped.
+
+    Raises:
+        SnapshotExpired: If cleanup deleted a part of an older snapshot.
+        MissingPart: If a live part does not exist.
+        InvalidOption: If an argument is invalid. Also the other errors of `source`.
+        RuntimeError: ClickHouse's own errors.
+
+    Example:
+        >>> attach(session, "events", table.snapshot())
     """
     _create_view(session, f"OR REPLACE VIEW {quote_name(name)}", snapshot, parts_where)
 
 
-def _create_view(session: Session, view: str, snapshot: Snapshot, parts_where: str | None) -> None:
+def _create_view(session: ChdbSession, view: str, snapshot: Snapshot, parts_where: str | None) -> None:
     text = f"CREATE {view} AS SELECT * FROM {source(snapshot, session=session, parts_where=parts_where)}"
     size = int(session.query("SELECT getSetting('max_query_size')", "TSV").bytes())
     session.query(f"SET max_query_size = {max(size, len(text.encode()) + _QUERY_MARGIN)}")
     try:
-        _ask(session, text, snapshot)  # ClickHouse looks for the parts already
+        _run(session, text, snapshot)  # ClickHouse looks for the parts already
     finally:
         session.query(f"SET max_query_size = {size}")
 
 
 @checks_arguments
-def source(snapshot: Snapshot, *, session: Session | None = None, parts_where: str | None = None) -> str:
-    """SQL for the place after FROM: the rows of a snapshot, in ClickHouse's language.
+def source(snapshot: Snapshot, *, session: ChdbSession | None = None, parts_where: str | None = None) -> str:
+    """Return a table expression with the rows of a snapshot, for the FROM clause of a ClickHouse query.
 
-    `parts_where` is a predicate in DuckDB's SQL: parts that cannot hold rows for which it is true are left out. Of the
-    others all rows come. For a table in S3 the `session` that will run the query is needed: it is given the keys.
-    A list of many parts needs a greater `max_query_size`, which `attach` and `query` see to.
+    A list of many parts needs a greater `max_query_size`, which `attach` and `query` set.
 
-    Raises InvalidOption (among others for a part of a partitioning before the last `alter`, whose path does not say
-    what the partition columns are), UnsupportedType and InvalidPartitionExpression.
+    Args:
+        snapshot: The snapshot to read.
+        session: The session that will run the query. Required for a table in S3, because it receives the keys.
+        parts_where: A DuckDB predicate. Parts that cannot contain matching rows are skipped. All rows of the other
+            parts are returned.
+
+    Returns:
+        SQL text.
+
+    Raises:
+        InvalidOption: If a part was written before the last `alter` of the partitioning, because its path lacks
+            partition columns, or if an argument is invalid.
+        UnsupportedType: If ClickHouse has no type for a column.
+        InvalidPartitionExpression: If a partition expression does not fit the snapshot's schema.
+
+    Example:
+        >>> session.query(f"SELECT count() FROM {source(table.snapshot(), session=session)}")
     """
     parts = chosen_parts(snapshot, parts_where)
     visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
@@ -112,18 +158,18 @@ def source(snapshot: Snapshot, *, session: Session | None = None, parts_where: s
         return f"(SELECT * FROM null({quote_text(_structure(types))}))"
     if visible and "_path" in snapshot.schema:
         raise InvalidOption(
-            f"{snapshot.table}: the column '_path' hides that of ClickHouse, from which the partition columns "
-            f"{sorted(visible)} are read. Query the snapshot with DuckDB."
+            f"{snapshot.table}: the column '_path' hides that of ClickHouse, from which it would read the partition "
+            f"columns {sorted(visible)}. Query the snapshot with DuckDB."
         )
-    chosen = [quote_name(column) for column in snapshot.schema]
+    selected = [quote_name(column) for column in snapshot.schema]
     for name, type_ in visible.items():
         texts = {text for p in parts if (text := p.values[name]) is not None}
         value = partition_value(name, type_, types[name], texts, table=snapshot.table)
-        chosen.append(f"{value} AS {quote_name(name)}")
+        selected.append(f"{value} AS {quote_name(name)}")
     structure = _structure({column: types[column] for column in snapshot.schema})
     selects = (
-        f"SELECT {', '.join(chosen)} FROM {rows} SETTINGS {_SETTINGS}"
-        for rows in rows_of(snapshot.handle, parts, structure, session)
+        f"SELECT {', '.join(selected)} FROM {rows} SETTINGS {_SETTINGS}"
+        for rows in part_relations(snapshot.handle, parts, structure, session)
     )
     return f"({' UNION ALL '.join(selects)})"
 
@@ -138,31 +184,31 @@ def _open_session(table: str) -> Any:
         return chdb.session.Session()
     except RuntimeError:
         raise InvalidOption(
-            f"{table}: this process has a chDB session with a folder of its own, and can have no other. Use attach() "
-            "with that session, or close it."
+            f"{table}: this process has a chDB session with a folder of its own, so it cannot open another session. "
+            "Use attach() with that session, or close it."
         ) from None
 
 
-def _explained(error: RuntimeError, snapshot: Snapshot) -> Exception:
-    """What an error of ClickHouse's means, where it is about a part."""
-    handle, said = snapshot.handle, str(error)
-    if LOST in said:
+def _translate(error: RuntimeError, snapshot: Snapshot) -> Exception:
+    """Translate an error of ClickHouse about a part; other errors are returned unchanged."""
+    handle, message = snapshot.handle, str(error)
+    if LOST in message:
         lost = (p for p in snapshot.parts if handle.location.scheme == "file" and not Path(p.path).exists())
         if (part := next(lost, None)) is not None:
             return translate_read_error(
                 handle, snapshot.parts, _PartError(f"no such file: {part.key}"), as_of_ms=snapshot.as_of_ms
             )
-    status = _STATUS.search(said)
-    found = _PartError(
-        f"could not connect to the store: {said}" if _UNREACHABLE.search(said) else said,
+    status = _STATUS.search(message)
+    part_error = _PartError(
+        f"could not connect to the store: {message}" if _UNREACHABLE.search(message) else message,
         int(status[1]) if status else 0,
     )
-    explained = translate_read_error(handle, snapshot.parts, found, as_of_ms=snapshot.as_of_ms)
-    return error if explained is found else explained
+    translated = translate_read_error(handle, snapshot.parts, part_error, as_of_ms=snapshot.as_of_ms)
+    return error if translated is part_error else translated
 
 
 class _PartError(Exception):
-    """An error of ClickHouse's in the shape of DuckDB's, which `translate_read_error` knows."""
+    """An error of ClickHouse in the form of DuckDB's errors, which `translate_read_error` recognizes."""
 
     def __init__(self, message: str, status_code: int = 0) -> None:
         super().__init__(message)

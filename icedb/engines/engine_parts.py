@@ -1,7 +1,7 @@
-"""What every engine is told: which parts a snapshot has for it, which columns, and what the paths say of them.
+"""What all engines need of a snapshot: its parts, its columns as Arrow types, and the partition values in its paths.
 
-An engine that reads lazily filters by itself. What can be left out beforehand is whole parts: `parts_where` is a
-predicate in DuckDB's SQL, and of the parts that are given no row is left out, whether or not it is true of it.
+An engine that reads lazily filters rows by itself. `parts_where`, a DuckDB predicate, skips whole parts beforehand. All
+rows of the remaining parts are returned, whether or not the predicate is true of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _AS_DECIMAL = {"HUGEINT": "DECIMAL(38,0)", "UHUGEINT": "DECIMAL(38,0)"}
 
 
 def chosen_parts(snapshot: Snapshot, parts_where: str | None) -> list[Part]:
-    """The parts that may hold a row for which `parts_where` is true (see `Snapshot.files`), for an engine that takes
-    partition columns from paths.
+    """Return the parts that may contain a row for which `parts_where` is true (see `Snapshot.files`).
 
-    Raises InvalidOption for a part of a partitioning before the last `alter`, whose path does not say what the
-    partition columns are, and what `Snapshot.files` raises.
+    The engine reads the partition columns from the paths. Raises InvalidOption for a part that was written before the
+    last `alter` of the partitioning, because its path lacks partition columns, and the errors of `Snapshot.files`.
     """
     visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
     parts = snapshot.files(parts_where)
@@ -38,34 +37,34 @@ def chosen_parts(snapshot: Snapshot, parts_where: str | None) -> list[Part]:
         lacking = sorted(visible.keys() - older.values.keys())
         raise InvalidOption(
             f"{snapshot.table}: the part '{older.key}' was written before the table was partitioned by {lacking}, "
-            "which only a query can compute of its rows. Query the snapshot, or read it as record batches, or rewrite "
-            "the partition."
+            "so its path lacks these columns, and only a query can compute them. Query the snapshot, read it as record "
+            "batches, or rewrite the partition."
         )
     return parts
 
 
 def selection(snapshot: Snapshot, columns: Sequence[str] | None) -> str:
-    """The SELECT list of these columns; None: all. Raises UnknownColumn, InvalidOption."""
+    """Return the SELECT list of these columns; None selects all. Raises UnknownColumn, InvalidOption."""
     if columns is None:
         return "*"
     if isinstance(columns, str) or not columns:
-        raise InvalidOption(f"{snapshot.table}: columns is {columns!r}; give a list of names, or None for all.")
-    known = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
-    if unknown := [c for c in columns if c not in known]:
-        raise UnknownColumn(f"{snapshot.table}: there is no column {unknown[0]!r}; the snapshot has {[*known]}.")
+        raise InvalidOption(f"{snapshot.table}: columns is {columns!r}; pass a list of names, or None for all.")
+    present = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
+    if unknown := [c for c in columns if c not in present]:
+        raise UnknownColumn(f"{snapshot.table}: there is no column {unknown[0]!r}; the snapshot has {[*present]}.")
     return ", ".join(map(quote_name, columns))
 
 
 def arrow_schema(types: Mapping[str, str], *, uuid: pa.DataType | None = None) -> pa.Schema:
-    """The Arrow schema of columns with these DuckDB types; a UUID is `uuid`, by default Arrow's type for it.
+    """Return the Arrow schema of columns with these DuckDB types; a UUID is `uuid`, by default Arrow's own type.
 
-    Raises UnsupportedType for what Arrow can tell only by DuckDB's own extensions of it.
+    Raises UnsupportedType if Arrow can represent a type only with DuckDB's extensions.
     """
     return pa.schema([_stored(field, uuid or pa.uuid()) for field in lossless_schema(types)])
 
 
 def lossless_schema(types: Mapping[str, str]) -> pa.Schema:
-    """The same, with Arrow's extension types for truth values, JSON and UUIDs. Raises UnsupportedType."""
+    """Return the same schema with Arrow's extension types for booleans, JSON and UUIDs. Raises UnsupportedType."""
     schema = _lossless(tuple(types.items()))
     for field in schema:
         if isinstance(field.type, pa.OpaqueType):
@@ -76,7 +75,7 @@ def lossless_schema(types: Mapping[str, str]) -> pa.Schema:
     return schema
 
 
-@lru_cache(maxsize=64)  # a program that scans again, scans the same columns again
+@lru_cache(maxsize=64)  # repeated scans usually have the same columns
 def _lossless(types: tuple[tuple[str, str], ...]) -> pa.Schema:
     if not types:
         return pa.schema([])
@@ -85,7 +84,7 @@ def _lossless(types: tuple[tuple[str, str], ...]) -> pa.Schema:
 
 
 def _stored(field: pa.Field, uuid: pa.DataType) -> pa.Field:
-    """A field as Arrow can filter by it: DuckDB's lossless one has extension types for booleans and JSON."""
+    """Convert a field to types that Arrow can filter, instead of DuckDB's extension types for booleans and JSON."""
     type_ = field.type
     if isinstance(type_, pa.Bool8Type):
         stored = pa.bool_()
@@ -107,10 +106,11 @@ def _stored(field: pa.Field, uuid: pa.DataType) -> pa.Field:
 def path_values(
     partitions: Iterable[Mapping[str, str | None]], types: Mapping[str, str], schema: pa.Schema
 ) -> dict[str, dict[str, pa.Scalar]]:
-    """Partition column -> its values as the paths have them -> as DuckDB reads them, and Arrow has them.
+    """Return, for each partition column, the texts in the paths with their values as Arrow scalars, as DuckDB reads
+    them.
 
-    `types` are the columns' DuckDB types, `schema` has their Arrow types. Raises UnsupportedType for a value that is
-    too large for a decimal of Arrow.
+    `types` are the columns' DuckDB types, `schema` has their Arrow types. Raises UnsupportedType for a value that
+    exceeds Arrow's decimals.
     """
     if not types:
         return {}
@@ -132,7 +132,7 @@ def _typed(con: duckdb.DuckDBPyConnection, texts: list[str], type_: str, field: 
         table = con.execute(query, [texts]).to_arrow_table()
     except duckdb.Error as error:
         raise UnsupportedType(
-            f"A path says of the column '{field.name}' what is no {type_} of Arrow ({str(error).splitlines()[0]}). "
-            "Query the snapshot."
+            f"A path has a value of the column '{field.name}' that Arrow cannot store as {type_} "
+            f"({str(error).splitlines()[0]}). Query the snapshot."
         ) from None
     return dict(zip(table["text"].to_pylist(), table["value"].cast(field.type), strict=True))

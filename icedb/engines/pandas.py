@@ -1,10 +1,11 @@
-"""A snapshot as a pandas DataFrame. All that is asked for is in memory then: name columns, and filter with `where`.
+"""A snapshot as a pandas DataFrame.
 
     read(table.snapshot(), columns=["user_id", "ts"], where="d >= '2026-11-01'")
 
-By default the columns stay Arrow's (`pandas.ArrowDtype`): every type is what it was, and a null is a null. NumPy's
-types, which older code may expect, have no nulls for whole numbers and truth values: a column of whole numbers that
-holds a null becomes `float64`, exact up to 2^53 only, and one of truth values `object`.
+All selected rows and columns are loaded into memory, so name columns and filter with `where`. By default the columns
+keep Arrow's types (`pandas.ArrowDtype`), so every type and null is preserved. NumPy's types, which older code may
+expect, have no nulls for integers and booleans. An integer column with a null becomes `float64`, which is exact only up
+to 2^53. A boolean column with a null becomes `object`.
 """
 
 from __future__ import annotations
@@ -34,14 +35,29 @@ def read(
     where: str | None = None,
     dtype_backend: DtypeBackend = "pyarrow",
 ) -> pd.DataFrame:
-    """The rows for which `where` (as for `Snapshot.query`) is true, with these columns; None: all.
+    """Return rows of a snapshot as a DataFrame.
 
-    Raises MissingExtra, InvalidOption, UnknownColumn, and as `Snapshot.query`.
+    Args:
+        snapshot: The snapshot to read.
+        columns: The columns to return; None returns all.
+        where: A DuckDB predicate that selects rows, as for `Snapshot.query`.
+        dtype_backend: `pyarrow` for Arrow's types, `numpy` for NumPy's.
+
+    Returns:
+        A DataFrame with all matching rows.
+
+    Raises:
+        MissingExtra: If pandas is not installed.
+        UnknownColumn: If the snapshot has no such column.
+        InvalidOption: If an argument is invalid. Also the errors of `Snapshot.query`.
+
+    Example:
+        >>> read(table.snapshot(), ["user_id"], where="day = '2026-11-21'")
     """
     pandas = import_optional("pandas", extra="pandas")
     if dtype_backend not in get_args(DtypeBackend):
         raise InvalidOption(
-            f"{snapshot.table}: dtype_backend is {dtype_backend!r}; give one of {list(get_args(DtypeBackend))}."
+            f"{snapshot.table}: dtype_backend is {dtype_backend!r}; pass one of {list(get_args(DtypeBackend))}."
         )
     rows = record_batches(snapshot, columns, where=where).read_all()
     frame: pd.DataFrame = rows.to_pandas(types_mapper=pandas.ArrowDtype if dtype_backend == "pyarrow" else None)

@@ -1,4 +1,4 @@
-"""What every kind of input becomes: an Arrow stream, and what Arrow does not tell of its columns."""
+"""The common form of every input: an Arrow stream, with the properties of its columns that Arrow lacks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pyarrow as pa
 
 __all__ = ["CHUNK_ROWS", "Batch", "OnConflict", "Rows"]
 
-#: What `insert` and `overwrite` take.
+#: The input of `insert` and `overwrite`.
 Rows = Any
 
-#: What becomes of values whose type is not the column's.
+#: The treatment of values whose type is not the column's.
 OnConflict = Literal["raise", "cast", "quarantine"]
 
-#: Rows that are turned into Arrow at a time: enough to hide what a call costs, few enough to fit wherever rows do.
+#: The number of rows that are converted to Arrow at a time: enough to hide the cost of a call, and small in memory.
 CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows on their way into a table, and what their Arrow schema does not tell.
+    """The rows of one insert, with properties that their Arrow schema lacks.
 
-    `types`: DuckDB types to cast columns to when they are read (Arrow has no JSON and no UUID). `parsed`: columns of
-    text whose values may be parsed as the type that the table has. `mixed`: columns whose values have several types,
-    as JSON (`types` says so too). `source`: where the rows come from, for people. `is_answer`: a query of ours or the
-    table's made them, so numbers become those of the table's columns, where no value changes.
+    `types`: DuckDB types to which columns are cast when they are read (Arrow has no JSON and no UUID). `parsed`: text
+    columns whose values may be parsed as the table's type. `mixed`: columns whose values have several types, as JSON
+    (also in `types`). `source`: the origin of the rows, for people. `is_answer`: the rows are the result of a query, so
+    numbers are cast to the table's types if no value changes.
     """
 
     stream: pa.RecordBatchReader

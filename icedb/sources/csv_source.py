@@ -1,9 +1,10 @@
-"""CSV files as a batch. The first line has the names; the delimiter is the one of `,`, `;`, tab and `|` it has most of.
+"""Conversion of CSV files into a batch.
 
-All is read as text, so what does not fit its line is found, and nothing is guessed from a sample. A column that the
-table has stays text, for the table's type to decide. A new column has the type that all its texts are written as:
-BIGINT, DOUBLE, BOOLEAN, DATE, TIME, TIMESTAMP (ISO 8601), else text; so `007` stays as it is, and no number is rounded.
-An empty field is null, a quoted empty one is empty text.
+The first line has the names. The delimiter is that of `,`, `;`, tab and `|` which occurs most often in it. All fields
+are read as text, so invalid lines are detected, and no type is guessed from a sample. A column of the table stays text,
+which is converted to the table's type later. A new column has the type that all its texts have: BIGINT, DOUBLE,
+BOOLEAN, DATE, TIME, TIMESTAMP (ISO 8601), else text. So `007` stays text, and no number is rounded. An empty field is
+null, a quoted empty field is empty text.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _DELIMITERS = ",;\t|"
 _DAY = r"\d{4}-\d{2}-\d{2}"
 _TIME = r"\d{2}:\d{2}:\d{2}(\.\d{1,6})?"
 _NUMBER = r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?"
-# What all texts of a column must look like, and be castable to. A text that looks like none of them is one.
-_LOOKS = {
+# The patterns that all texts of a column must match for a type, besides being castable to it.
+_PATTERNS = {
     "BIGINT": r"0|-?[1-9]\d*",
     "DOUBLE": _NUMBER,
     "BOOLEAN": r"(?i)true|false",
@@ -36,7 +37,7 @@ _LOOKS = {
     "TIMESTAMP": rf"{_DAY}[ T]{_TIME}",
     "TIMESTAMP WITH TIME ZONE": rf"{_DAY}[ T]{_TIME}(Z|[+-]\d{{2}}(:?\d{{2}})?)",
 }
-# A number of up to 15 digits and no exponent is a double for certain; the others are looked at one by one.
+# A number of up to 15 digits and no exponent is certainly a double. The others are checked one by one.
 _SURE_DIGITS = 15
 _FIRST_ROWS = 10_000
 
@@ -61,7 +62,7 @@ class _CsvFileGroup:
 
 
 def open_csv(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:
-    """CSV files as a batch. Raises InvalidBatch."""
+    """Open CSV files as a batch. Raises InvalidBatch."""
     groups = _groups(reading)
     columns = dict.fromkeys(n for g in groups for n in g.names)
     from_paths = partition_sql(reading, dict.fromkeys(columns, ""))
@@ -76,12 +77,12 @@ def open_csv(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Bat
     return Batch(
         stream(reading, "\nUNION ALL BY NAME\n".join(selects), failed=failed, untyped=untyped),
         parsed=frozenset(c for c in (*columns, *from_paths) if c in reading.table_columns or types.get(c) == "VARCHAR"),
-        source=reading.files.shown,
+        source=reading.files.summary,
     )
 
 
 def _groups(reading: FileInput) -> list[_CsvFileGroup]:
-    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for path in reading.files.paths:
         line = first_line(reading, path)
         if not line.strip():
@@ -89,10 +90,10 @@ def _groups(reading: FileInput) -> list[_CsvFileGroup]:
         delimiter = max(_DELIMITERS, key=lambda d: len(next(csv.reader([line], delimiter=d))))
         names = tuple(next(csv.reader([line], delimiter=delimiter)))
         _check_names(reading, path, names)
-        found.setdefault((delimiter, names), []).append(path)
-    if not found:
-        raise InvalidBatch(f"{reading.table}: {reading.files.shown} has no line, so no column. Leave it out.")
-    return [_CsvFileGroup(tuple(paths), names, delimiter) for (delimiter, names), paths in found.items()]
+        groups.setdefault((delimiter, names), []).append(path)
+    if not groups:
+        raise InvalidBatch(f"{reading.table}: {reading.files.summary} has no line, so no column. Leave it out.")
+    return [_CsvFileGroup(tuple(paths), names, delimiter) for (delimiter, names), paths in groups.items()]
 
 
 def _check_names(reading: FileInput, path: str, names: tuple[str, ...]) -> None:
@@ -113,22 +114,22 @@ def _check_names(reading: FileInput, path: str, names: tuple[str, ...]) -> None:
 
 
 def _types(reading: FileInput, groups: list[_CsvFileGroup], columns: list[str]) -> Mapping[str, str]:
-    """Column -> the type that its texts are written as; an empty one when there is no text."""
+    """Return column -> the type of its texts; an empty one if there is no text."""
     if not columns:
         return {}
-    left = {c: tuple(_LOOKS) for c in columns}
-    # The first rows rule out most types, so that of all rows little has to be asked.
+    left = {c: tuple(_PATTERNS) for c in columns}
+    # The first rows rule out most types, so few types are tested for all rows.
     _, left = _fitting(reading, groups, left, f"LIMIT {_FIRST_ROWS}")
     values, left = _fitting(reading, groups, left, "")
-    found = {c: (left[c] or ("VARCHAR",))[0] if values[c] else "" for c in columns}
-    doubles = [c for c, t in found.items() if t == "DOUBLE"]
-    return found | {c: "VARCHAR" for c in doubles if not _are_doubles(reading, groups, c)}
+    types = {c: (left[c] or ("VARCHAR",))[0] if values[c] else "" for c in columns}
+    doubles = [c for c, t in types.items() if t == "DOUBLE"]
+    return types | {c: "VARCHAR" for c in doubles if not _are_doubles(reading, groups, c)}
 
 
 def _fitting(
     reading: FileInput, groups: list[_CsvFileGroup], types: Mapping[str, tuple[str, ...]], limit: str
 ) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-    """Column -> how many texts it has, and which of the types all of them are written as."""
+    """Return column -> the number of its texts, and column -> the types that all of its texts have."""
     figures = [(c, t, f"count(*) FILTER ({_test(c, t)})") for c, own in types.items() for t in own]
     figures += [(c, "", f"count({quote_name(c)})") for c in types]
     texts = f"SELECT * FROM ({_texts(groups, list(types))}) {limit}"
@@ -152,14 +153,14 @@ def _texts(groups: list[_CsvFileGroup], columns: list[str]) -> str:
 
 def _test(column: str, type_: str) -> str:
     name = quote_name(column)
-    return f"regexp_full_match({name}, {quote_text(_LOOKS[type_])}) AND TRY_CAST({name} AS {type_}) IS NOT NULL"
+    return f"regexp_full_match({name}, {quote_text(_PATTERNS[type_])}) AND TRY_CAST({name} AS {type_}) IS NOT NULL"
 
 
 def _are_doubles(reading: FileInput, groups: list[_CsvFileGroup], column: str) -> bool:
     name = quote_name(column)
     unsure = f"length(regexp_replace({name}, '[^0-9]', '', 'g')) > {_SURE_DIGITS} OR regexp_matches({name}, '[eE]')"
-    found = reading.con.execute(f"SELECT {name} FROM ({_texts(groups, [column])}) WHERE {unsure}")
-    while rows := found.fetchmany(10_000):
+    numbers = reading.con.execute(f"SELECT {name} FROM ({_texts(groups, [column])}) WHERE {unsure}")
+    while rows := numbers.fetchmany(10_000):
         if not all(is_exact_double(text) for (text,) in rows):
             return False
     return True

@@ -1,7 +1,7 @@
-"""Frames and relations as a batch: pandas, Polars (eager and lazy), DuckDB. They are known by their names only.
+"""Conversion of frames and relations into a batch: pandas, Polars (eager and lazy) and DuckDB.
 
-None of these packages is imported, and nothing of the caller's is changed: a relation runs once more, a lazy frame is
-written to a temporary file in a streaming way, a pandas frame is converted a slice at a time.
+Frames are recognized by the names of their classes, so pandas and Polars are not imported here. No object of the caller
+is changed: a relation runs again, a lazy frame is streamed to a temporary file, a pandas frame is converted in slices.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from icedb.sql.types import storage_type
 
 __all__ = ["is_frame", "open_pandas", "open_polars", "open_relation"]
 
-# Arrow has no such types, so Polars exports pointers or bare bytes, or refuses in words that do not name the column.
+# Arrow has no such types. Polars exports pointers or bytes for them, or raises an error that does not name the column.
 _POLARS_ONLY = frozenset(("Object", "Int128", "UInt128", "Unknown"))
 
 
 def is_frame(data: object, package: str, name: str) -> bool:
-    """Whether an object's class, or one that it extends, is that of the package."""
+    """Return whether an object's class, or one of its bases, is the named class of the package."""
     return any(c.__module__.partition(".")[0] == package and c.__name__ == name for c in type(data).__mro__)
 
 
 def open_relation(relation: duckdb.DuckDBPyRelation, *, table: str, failed: Callable[[IceDBError], None]) -> Batch:
-    """The answer of a DuckDB relation. Raises UnsupportedType, and InvalidBatch when the query fails."""
+    """Open the rows of a DuckDB relation. Raises UnsupportedType, and InvalidBatch if the query fails."""
     columns = {c: str(t) for c, t in zip(relation.columns, relation.types, strict=True)}
     for column, type_ in columns.items():
         storage_type(type_, column=column, table=table)
 
-    def refused(error: Exception) -> InvalidBatch:
+    def invalid(error: Exception) -> InvalidBatch:
         reason = str(error).splitlines()[0]
         return InvalidBatch(f"{table}: the DuckDB relation cannot be read: {reason}. Correct its query.")
 
     try:
-        # Of a copy: what the caller has begun to fetch from the relation goes on.
+        # A copy, so that a fetch that the caller has begun can continue.
         reader = relation.select("*").to_arrow_reader(CHUNK_ROWS)
     except duckdb.Error as error:
-        raise refused(error) from None
+        raise invalid(error) from None
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
             yield from reader
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            failed(refused(error))
-            raise refused(error) from None
+            failed(invalid(error))
+            raise invalid(error) from None
 
     stream = pa.RecordBatchReader.from_batches(reader.schema, batches())
     return Batch(stream, types=cast_types(columns))
 
 
 def open_polars(frame: Any, *, table: str, folder: Callable[[], Path]) -> Batch:
-    """A Polars DataFrame or LazyFrame. A lazy one is run into a `folder`. Raises UnsupportedType, InvalidBatch."""
+    """Open a Polars DataFrame, or a LazyFrame, which is run into a `folder`. Raises UnsupportedType, InvalidBatch."""
     is_lazy = is_frame(frame, "polars", "LazyFrame")
     path = folder() / "lazy.arrow" if is_lazy else Path()
     try:
@@ -70,7 +70,7 @@ def open_polars(frame: Any, *, table: str, folder: Callable[[], Path]) -> Batch:
         frame.sink_ipc(path, compression="zstd")
     except IceDBError:
         raise
-    except Exception as error:  # noqa: BLE001  # whatever a query of the caller's raises
+    except Exception as error:  # noqa: BLE001  # the caller's query can raise any error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidBatch(f"{table}: the Polars frame cannot be read: {reason}. Correct it.") from None
     file = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -89,7 +89,7 @@ def _check_polars(type_: Any, column: str, table: str) -> None:
 
 
 def _simplified(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Categories as what they stand for, and times of a day, which Polars has in nanoseconds, as ours."""
+    """Decode categories, and convert times of day from Polars' nanoseconds to microseconds."""
     schema = pa.schema([(f.name, _simple(f.type)) for f in reader.schema])
     if schema.equals(reader.schema):
         return reader
@@ -101,7 +101,7 @@ def _simplified(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
 
 
 def _cast(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(array.type):  # Arrow cannot take from views of text, which Polars' categories are
+    if pa.types.is_dictionary(array.type):  # Arrow has no `take` for string views, which Polars' categories are
         return pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(type_)).dictionary_decode()
     return array.cast(type_)
 
@@ -120,9 +120,9 @@ def open_pandas(
     on_conflict: OnConflict,
     failed: Callable[[IceDBError], None],
 ) -> Batch:
-    """A pandas DataFrame. NaN is null, as pandas means it; an index is a column if it has a name.
+    """Open a pandas DataFrame. NaN becomes null. An index with a name becomes a column.
 
-    Objects are taken as rows of dicts are. Raises InvalidBatch, SchemaConflict, UnsupportedType.
+    Columns of objects are converted like values in dicts. Raises InvalidBatch, SchemaConflict, UnsupportedType.
     """
     getters = _pandas_columns(frame, table)
     observer = RowObserver(table, table_columns, failed)
@@ -153,16 +153,16 @@ def open_pandas(
 
 
 def _pandas_columns(frame: Any, table: str) -> dict[str, Callable[[int, int], Any]]:
-    """Column -> what gives a slice of it. Index levels that have a name come last, as `to_parquet` writes them."""
-    found: dict[str, Callable[[int, int], Any]] = {}
+    """Return column -> a function that slices it. Index levels with a name come last, as in `to_parquet`."""
+    slices: dict[str, Callable[[int, int], Any]] = {}
     indexes = [(n, _index_slice(frame, i)) for i, n in enumerate(frame.index.names) if n is not None]
     for name, get in [*((n, _column_slice(frame, i)) for i, n in enumerate(frame.columns)), *indexes]:
         if not isinstance(name, str):
             raise InvalidBatch(f"{table}: the frame has the column name {name!r}, which is not text. Rename it.")
-        if name in found:
+        if name in slices:
             raise InvalidBatch(f"{table}: the batch has a column twice: '{name}'. Rename one, or reset the index.")
-        found[name] = get
-    return found
+        slices[name] = get
+    return slices
 
 
 def _column_slice(frame: Any, number: int) -> Callable[[int, int], Any]:

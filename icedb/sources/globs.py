@@ -1,4 +1,4 @@
-"""Which files paths and globs name, of which format they are, and what the folders in their paths say."""
+"""Resolution of paths and globs into files, their format, and the Hive partition columns in their paths."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ _FOLDER = re.compile(r"^([^=]+)=(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files of one format, as DuckDB opens them, in the order given."""
+    """Files of one format, in the caller's order, with the paths that DuckDB opens."""
 
     format: Format
     paths: tuple[str, ...]
 
     @property
-    def shown(self) -> str:
-        """The files as a message names them: the first few."""
+    def summary(self) -> str:
+        """The first few files, for messages."""
         more = len(self.paths) - _SHOWN_MAX
         return ", ".join(f"'{p}'" for p in self.paths[:_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
     def partition_values(self) -> dict[str, list[str | None]]:
-        """Column -> its value for each file, from folders `name=value`; empty unless all paths have the same ones."""
-        found = [_folders(path) for path in self.paths]
-        names = list(found[0])
-        if any(list(f) != names for f in found):
+        """Return column -> its value for each file, from folders `name=value`; empty unless all paths have the same."""
+        folders = [_folders(path) for path in self.paths]
+        names = list(folders[0])
+        if any(list(f) != names for f in folders):
             return {}
-        return {n: [f[n] for f in found] for n in names}
+        return {n: [f[n] for f in folders] for n in names}
 
     def partition_types(self, table_columns: Mapping[str, str]) -> dict[str, str]:
-        """Column -> DuckDB type of what the folders say; text for a column that the table has: that knows its type."""
+        """Return column -> DuckDB type of the values in folders; text for a column whose type the table determines."""
         return {n: "VARCHAR" if n in table_columns else _type_of(v) for n, v in self.partition_values().items()}
 
 
@@ -65,7 +65,7 @@ def _folders(path: str) -> dict[str, str | None]:
 
 
 def _type_of(values: Sequence[str | None]) -> str:
-    """The type that all texts are written as: none would come back as another text."""
+    """Return the type that writes all texts exactly as they are."""
     texts = [v for v in values if v is not None]
     if texts and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", v) for v in texts):
         return "BIGINT"
@@ -80,40 +80,40 @@ def _is_date(text: str) -> bool:
 
 
 def is_paths(data: object) -> bool:
-    """Whether the data are not rows but paths of files."""
+    """Return whether the data are paths of files, not rows."""
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(d, str | os.PathLike) for d in data)
     return isinstance(data, str | os.PathLike)
 
 
 def find_files(con: duckdb.DuckDBPyConnection, data: object, *, table: str, attach: Callable[[str], None]) -> Files:
-    """The files that paths or globs name. `attach` lets the connection into a bucket. Raises InvalidBatch."""
-    given: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
-    texts = [os.fspath(path) for path in given]
+    """Find the files that paths or globs name. `attach` opens a bucket to `con`. Raises InvalidBatch."""
+    inputs: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    texts = [os.fspath(path) for path in inputs]
     for text in texts:
         if not isinstance(text, str) or "\0" in text:
-            raise InvalidBatch(f"{table}: {text!r} is no path.")
+            raise InvalidBatch(f"{table}: {text!r} is no path. Correct it.")
     for bucket in dict.fromkeys(b for b in map(_bucket, texts) if b):
         attach(bucket)
     paths = [path for text in texts for path in _expand(con, text, table)]
     formats = {path: format_of(path) for path in paths}
-    for path, found in formats.items():
-        if found is None:
+    for path, format_ in formats.items():
+        if format_ is None:
             raise _no_format(path, table)
     if len(set(formats.values())) > 1:
         raise InvalidBatch(
             f"{table}: the files are of several formats ({', '.join(sorted(map(str, set(formats.values()))))}). "
-            "Give those of one format at a time."
+            "Pass files of one format at a time."
         )
     return Files(next(f for f in formats.values() if f is not None), tuple(paths))
 
 
 def format_of(path: str) -> Format | None:
-    """The format that a path's suffix tells, behind that of a compression."""
+    """Return the format by a path's suffix, before the suffix of a compression; None if there is none."""
     name = path.lower()
     inner = next((name.removesuffix(c) for c in _COMPRESSED if name.endswith(c)), name)
-    found = _SUFFIXES.get(os.path.splitext(inner)[1])  # noqa: PTH122  # an address is no Path
-    return None if found == "parquet" and inner != name else found
+    format_ = _SUFFIXES.get(os.path.splitext(inner)[1])  # noqa: PTH122  # an address is no Path
+    return None if format_ == "parquet" and inner != name else format_
 
 
 def _bucket(text: str) -> str | None:
@@ -122,7 +122,7 @@ def _bucket(text: str) -> str | None:
 
 
 def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
-    """The files of one path or glob, as DuckDB opens them."""
+    """Return the files of one path or glob, with the paths that DuckDB opens."""
     is_remote = _bucket(text) is not None
     path = _address(text, table)
     is_glob = any(c in path for c in "*?[")
@@ -131,7 +131,7 @@ def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
             Path(path).stat()
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:  # too long, below a file, or not to be looked at
+        except (OSError, ValueError) as error:  # too long, below a file, or without permission
             if format_of(path) is None:
                 raise _no_format(text, table) from None
             reason = getattr(error, "strerror", None) or error
@@ -150,20 +150,20 @@ def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
             raise _no_format(text, table)
         return [path]
     try:
-        found = [str(row[0]) for row in con.execute("SELECT file FROM glob(?)", [path]).fetchall()]
+        files = [str(row[0]) for row in con.execute("SELECT file FROM glob(?)", [path]).fetchall()]
     except duckdb.Error as error:
         if getattr(error, "status_code", None) in (401, 403) or "403" in str(error):
-            raise AccessDenied(f"{table}: the store refuses to list '{text}'. Check the credentials.") from None
+            raise AccessDenied(f"{table}: the store rejects listing '{text}'. Check the credentials.") from None
         reason = str(error).splitlines()[0].rstrip(".")
         if "Could not connect" in reason or "Could not establish connection" in reason:
-            raise StoreUnavailable(f"{table}: '{text}' cannot be listed now ({reason}). Try again.") from None
+            raise StoreUnavailable(f"{table}: '{text}' cannot be listed now ({reason}). Retry.") from None
         raise InvalidBatch(f"{table}: the files of '{text}' cannot be listed ({reason}). Correct the path.") from None
-    if not found:
+    if not files:
         raise InvalidBatch(f"{table}: no file matches '{text}'. Correct the glob.")
-    for name in found:
+    for name in files:
         if any(c in name for c in "*?["):
             raise InvalidBatch(f"{table}: '{name}' has one of *, ?, [ in its name, so it would be a glob. Rename it.")
-    return found
+    return files
 
 
 def _address(text: str, table: str) -> str:
@@ -178,7 +178,7 @@ def _address(text: str, table: str) -> str:
 
 
 def _no_format(text: str, table: str) -> InvalidBatch:
-    """Said of any text that is not a path of ours: it may have been meant as rows."""
+    """Return the error for a text without a supported suffix, which the caller may have meant as rows."""
     return InvalidBatch(
         f"{table}: cannot take rows from a builtins.str that is no path of Parquet (.parquet), JSON lines (.jsonl, "
         f".ndjson, .json) or CSV (.csv, .tsv): {text[:200]!r}. The last two may end in .gz or .zst."

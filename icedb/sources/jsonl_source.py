@@ -1,7 +1,7 @@
-"""JSON lines as a batch: one object on each line. Text stays as it is written; no number is rounded.
+"""Conversion of JSON lines into a batch. Each line has one object. No number is rounded.
 
-The files are read twice: all lines are looked at before the first is turned into Arrow. A line that holds the same name
-twice has its last value, as JSON readers do.
+The files are read twice: the types of all lines are determined before the first line is converted to Arrow. If a line
+has the same name twice, the last value counts, as in other JSON readers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from icedb.util.progress import progress
 
 __all__ = ["open_json"]
 
-# Far more than an event has; a longer line is refused, not cut. DuckDB takes some times as much for each thread.
+# Far more than an event has. A longer line is rejected. DuckDB needs several times as much memory for each thread.
 _LINE_BYTES_MAX = 16 * 1024 * 1024
-# A number of so many characters without an exponent is a double for certain: it has no more than 15 digits.
+# A number of so many characters without an exponent is certainly a double: it has at most 15 digits.
 _SURE_CHARS = 16
 
 
 def open_json(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:
-    """JSON lines as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
+    """Open JSON lines as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
     lines = _JsonLineReader(reading)
     observer = RowObserver(reading.table, reading.table_columns, failed, json=True, where=lines.where)
     with progress("looking at lines", None, "rows") as advance:
@@ -42,7 +42,7 @@ def open_json(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Ba
             observer.observe(rows, start)
             advance(len(rows))
     in_rows = {c.casefold() for c in observer.shapes}
-    of_paths = _of_paths(reading).items()
+    of_paths = _path_values(reading).items()
     from_paths = {path: {c: v for c, v in row.items() if c.casefold() not in in_rows} for path, row in of_paths}
     for row in from_paths.values():
         observer.observe([row], 0)
@@ -57,11 +57,11 @@ def open_json(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Ba
             failed(error)
             raise
 
-    return columns.batch(chunks(), source=reading.files.shown)
+    return columns.batch(chunks(), source=reading.files.summary)
 
 
 class _JsonLineReader:
-    """The objects of all files, and where each is."""
+    """The objects of all files, and their positions."""
 
     def __init__(self, reading: FileInput) -> None:
         self._reading = reading
@@ -71,12 +71,12 @@ class _JsonLineReader:
         self._paths: list[str] = []
 
     def where(self, number: int) -> str:
-        """Where a row is, as messages say it."""
+        """Return the position of a row for messages."""
         file = bisect_right(self._starts, number) - 1
         return _line(self._paths[file], number - self._starts[file])
 
     def chunks(self) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
-        """A path, the number of the first row, and rows. Raises InvalidBatch."""
+        """Yield a path, the number of the first row, and rows. Raises InvalidBatch."""
         self._starts, self._paths = [], []
         number = 0
         for path in self._reading.files.paths:
@@ -88,12 +88,12 @@ class _JsonLineReader:
                 rows = self._decoded(texts, path, number - self._starts[-1])
                 yield path, number, rows
                 number += len(rows)
-            # DuckDB takes a file of one byte for an empty one.
+            # DuckDB treats a file of one byte as an empty file.
             if number == self._starts[-1] and first_line(self._reading, path).strip():
                 raise self._bad(path, 0, "is not an object")
 
     def _after_mark(self, path: str) -> str | None:
-        """The first line, if it is JSON but for a byte order mark: only as CSV, DuckDB leaves that out."""
+        """Return the first line without its byte order mark, if the rest is JSON. DuckDB only removes it from CSV."""
         try:
             line = first_line(self._reading, path).removeprefix("\ufeff")
             self._decoder.decode(line)
@@ -107,7 +107,7 @@ class _JsonLineReader:
             rows = self._decoder.decode_lines("\n".join(texts))  # type: ignore[arg-type]
         except (msgspec.DecodeError, TypeError, RecursionError):
             rows = None
-        if rows is None:  # one by one, to find the line
+        if rows is None:  # decode one by one to find the invalid line
             rows = [self._one(text, path, first + n) for n, text in enumerate(texts)]
         for n, row in enumerate(rows):
             if type(row) is not dict:
@@ -137,14 +137,14 @@ def _kind(value: object) -> str:
 
 
 def _texts(reading: FileInput, path: str) -> Iterator[list[str | None]]:
-    """The lines of a file that are not empty, in order; None for one that is not JSON."""
+    """Yield the lines of a file that are not empty, in order; None for a line that is not JSON."""
     try:
-        found = reading.con.cursor().execute(
+        lines = reading.con.cursor().execute(
             f"SELECT json::VARCHAR FROM read_json_objects({quote_text(path)}, format = 'newline_delimited', "
             f"ignore_errors = true, hive_partitioning = false, maximum_object_size = {_LINE_BYTES_MAX}, "
             f"filename = {quote_text(FILE_COLUMN)})"
         )
-        for batch in found.to_arrow_reader(CHUNK_ROWS):
+        for batch in lines.to_arrow_reader(CHUNK_ROWS):
             yield batch.column(0).to_pylist()
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         reading.refuse(error)  # type: ignore[arg-type]
@@ -156,8 +156,8 @@ def _number(text: str) -> float | Decimal:
     return float(text) if is_exact_double(text) else Decimal(text)
 
 
-def _of_paths(reading: FileInput) -> dict[str, dict[str, Any]]:
-    """Path -> what its folders say."""
+def _path_values(reading: FileInput) -> dict[str, dict[str, Any]]:
+    """Return path -> the values of partition columns in its folders."""
     types, values = reading.files.partition_types(reading.table_columns), reading.files.partition_values()
     make: dict[str, Callable[[str], Any]] = {"BIGINT": int, "DATE": date.fromisoformat, "VARCHAR": str}
     return {

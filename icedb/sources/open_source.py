@@ -1,8 +1,8 @@
-"""Rows of any shape as one batch: an Arrow stream, and what Arrow does not tell of its columns.
+"""Conversion of any supported input into a batch.
 
-Accepts a list of dicts, pyarrow Tables, RecordBatches and readers, pandas, Polars (eager and lazy), a DuckDB relation,
-everything else with `__arrow_c_stream__`, and paths or globs of Parquet, JSON lines and CSV. Nothing of the caller's is
-modified or copied whole.
+It accepts a list of dicts, pyarrow Tables, RecordBatches and readers, pandas, Polars (eager and lazy), a DuckDB
+relation, every other object with `__arrow_c_stream__`, and paths or globs of Parquet, JSON lines and CSV. No object of
+the caller is modified or copied whole.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def open_batch(
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
 ) -> Iterator[Batch]:
-    """The rows as a batch, until the context ends.
+    """Open the rows as a batch, which is valid until the context ends.
 
-    `location`: the table's, for messages and credentials. `table_columns`: its columns, with their DuckDB types.
-    `memory_bytes`: what the whole insert may use; reading files takes a part of it.
+    `location` is the table's, for messages and credentials. `table_columns` are the table's columns with their DuckDB
+    types. `memory_bytes` is the limit of the whole insert. Reading files takes a part of it.
 
-    Raises InvalidBatch, SchemaConflict and UnsupportedType, naming what is wrong; also for what comes to light only
-    while the rows are read, in the place of the error that whoever reads them gets.
+    Raises InvalidBatch, SchemaConflict and UnsupportedType. An error that occurs while the rows are read replaces the
+    error that Arrow or DuckDB raises in the body of the context.
     """
     failures: list[IceDBError] = []
     with ExitStack() as stack:
 
-        def folder() -> Path:  # of those who need one: most batches do not, and a small one would feel it
+        def folder() -> Path:  # created on demand: most batches need none, and it costs much for a small one
             return stack.enter_context(temporary_folder("input"))
 
         try:
@@ -72,12 +72,12 @@ def open_batch(
                     batch = _from_files(reading, failures.append)
                     with ExitStack() as reads:
                         advance = reads.enter_context(progress("reading files", None, "rows"))
-                        yield _told(batch, advance, reads.close) if has_watcher() else batch
+                        yield _with_progress(batch, advance, reads.close) if has_watcher() else batch
             else:
                 batch = _from_rows(data, location.uri, table_columns, on_conflict, folder, failures.append)
                 yield replace(batch, stream=microseconds(batch.stream, table=location.uri, failed=failures.append))
         except Exception:
-            if failures:  # a stream's error loses its type on the way through Arrow
+            if failures:  # an error of a stream loses its type in Arrow
                 raise failures[0] from None
             raise
 
@@ -86,14 +86,14 @@ def _from_files(reading: FileInput, failed: Callable[[IceDBError], None]) -> Bat
     return _READERS[reading.files.format](reading, failed=failed)
 
 
-def _told(batch: Batch, advance: Advance, over: Callable[[], None]) -> Batch:
-    """A batch that tells how many of its rows were read, and when it is over."""
+def _with_progress(batch: Batch, advance: Advance, end: Callable[[], None]) -> Batch:
+    """Return a batch that reports the number of rows that were read, and its end."""
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for some in batch.stream:
-            yield some
-            advance(some.num_rows)
-        over()
+        for record_batch in batch.stream:
+            yield record_batch
+            advance(record_batch.num_rows)
+        end()
 
     return replace(batch, stream=pa.RecordBatchReader.from_batches(batch.stream.schema, batches()))
 

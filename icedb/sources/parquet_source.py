@@ -1,6 +1,6 @@
-"""Parquet files as a batch. Files of different columns are united by name; a column has one type in all of them.
+"""Conversion of Parquet files into a batch. Files with different columns are united by name, with one type per column.
 
-The footers are read first, so a conflict between files is found before any row is.
+The footers are read first, so conflicts between files are detected before any row is read.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from icedb.sql.types import storage_type
 
 __all__ = ["open_parquet"]
 
-# What a footer says of each column, down into structs: files that say the same have the same columns.
+# The properties of each column in a footer, including nested ones. Files with equal properties have the same columns.
 _SCHEMA = "name, type, type_length, num_children, converted_type, scale, precision, logical_type, duckdb_type"
 
 
 @dataclass(frozen=True, slots=True)
 class _ParquetFileGroup:
-    """Files of the same columns. `untyped`: those that were written without any value.
+    """Files with the same columns. `untyped`: columns that were written without any value.
 
-    `nanoseconds`: whether there are times of a zone in nanoseconds, of which DuckDB cuts digits.
+    `nanoseconds`: whether there are times with a zone in nanoseconds, which DuckDB truncates.
     """
 
     paths: tuple[str, ...]
@@ -53,9 +53,9 @@ class _ParquetFileGroup:
 
 
 def open_parquet(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:
-    """Parquet files as a batch. Raises SchemaConflict, UnsupportedType, InvalidBatch.
+    """Open Parquet files as a batch. Raises SchemaConflict, UnsupportedType, InvalidBatch.
 
-    A column without any value, and so without a type, is left out: what a batch lacks is null.
+    A column without any value has no type and is left out. Columns that a batch lacks are null.
     """
     groups = _groups(reading)
     types, mixed = _united(reading, groups)
@@ -78,15 +78,15 @@ def open_parquet(reading: FileInput, *, failed: Callable[[IceDBError], None]) ->
         types=cast_types(types),
         parsed=frozenset(c for c in from_paths if c in reading.table_columns),
         mixed=mixed,
-        source=reading.files.shown,
+        source=reading.files.summary,
     )
 
 
 def _groups(reading: FileInput) -> list[_ParquetFileGroup]:
-    """The files by what their footers say, in the order of the first of each."""
+    """Group the files by the columns in their footers, in the order of the first file of each group."""
     paths = ", ".join(map(quote_text, reading.files.paths))
     try:
-        found = reading.con.execute(
+        schemas = reading.con.execute(
             f"SELECT schema, list(file_name), any_value(untyped), any_value(nanoseconds) FROM ("
             f"SELECT file_name, list(({_SCHEMA})::VARCHAR ORDER BY column_id) AS schema, "
             "list(name) FILTER (logical_type LIKE 'NullType%') AS untyped, "
@@ -98,7 +98,7 @@ def _groups(reading: FileInput) -> list[_ParquetFileGroup]:
         reading.refuse(error)
     order = {path: n for n, path in enumerate(reading.files.paths)}
     groups = []
-    for _, names, untyped, nanoseconds in found:
+    for _, names, untyped, nanoseconds in schemas:
         of_group = tuple(path for path in reading.files.paths if path in set(names))
         columns = columns_of(reading, _ParquetFileGroup(of_group, {}, frozenset()).relation)
         groups.append(_ParquetFileGroup(of_group, columns, frozenset(untyped or ()) & set(columns), nanoseconds))
@@ -106,9 +106,9 @@ def _groups(reading: FileInput) -> list[_ParquetFileGroup]:
 
 
 def _united(reading: FileInput, groups: list[_ParquetFileGroup]) -> tuple[dict[str, str], frozenset[str]]:
-    """Column -> type in all files, and the columns that have several. Raises SchemaConflict.
+    """Return column -> type in all files, and the columns with several types. Raises SchemaConflict.
 
-    Names that differ in case only are one column, as in the table: it is called as the first file calls it.
+    Names that differ only in case are one column, as in the table. It has the name of the first file.
     """
     types: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -135,7 +135,7 @@ def _united(reading: FileInput, groups: list[_ParquetFileGroup]) -> tuple[dict[s
 
 
 def _check_nanoseconds(reading: FileInput, path: str) -> None:
-    """Raise InvalidBatch when DuckDB would read other times than the file has. Reads the columns of these alone."""
+    """Raise InvalidBatch if DuckDB would truncate times of the file. Only their columns are read."""
     try:
         with reading.fetched(path) as file, pq.ParquetFile(file) as parquet:
             names = [f.name for f in parquet.schema_arrow if without_nanoseconds(f.type) != f.type]

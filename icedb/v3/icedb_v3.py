@@ -184,7 +184,11 @@ class IceDBv3:
         with (
             v3_conflicts(),
             # A query makes the table's columns of others, which may have the same names.
-            open_batch(list(prepared), location=handle.location, table_columns={} if spec.insert_query else known) as batch,
+            open_batch(
+                list(prepared),
+                location=handle.location,
+                table_columns={} if spec.insert_query else known,
+            ) as batch,
             stage_rows(context, batch) as stage,
         ):
             yield stage

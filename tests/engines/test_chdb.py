@@ -22,7 +22,7 @@ import pytest
 
 from icedb import Table
 from icedb.engines import chdb as reader
-from icedb.engines.clickhouse.part_files import LOST, rows_of
+from icedb.engines.clickhouse.part_files import LOST, part_relations
 from icedb.engines.clickhouse.types import clickhouse_types
 from icedb.errors import (
     AccessDenied,
@@ -347,7 +347,7 @@ def test_a_query_without_an_answer_and_one_that_is_wrong(local: Place, session: 
     table = Table.create(local.uri)
     table.insert([{"n": 1}])
     for sql in ("SET max_threads = 1", "SELECT n FROM t FORMAT CSV"):
-        with pytest.raises(InvalidOption, match=r"has no answer.*one SELECT over t"):
+        with pytest.raises(InvalidOption, match=r"returned no result.*one SELECT over t"):
             reader.query(sql, table.snapshot())
     with pytest.raises(RuntimeError, match=r"nonsense.*UNKNOWN_IDENTIFIER"):
         reader.query("SELECT nonsense FROM t", table.snapshot())
@@ -478,7 +478,7 @@ def test_a_refused_named_collection_does_not_tell_the_keys(local: Place) -> None
     snapshot = table.snapshot()
     location = parse_location("s3://b/t", {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "very-secret"})
     with pytest.raises(AccessDenied, match=r"Code: 497.*named collections") as refused:
-        rows_of(_At(snapshot.handle, location), snapshot.parts, "n Int64", Refusing())  # type: ignore[arg-type]
+        part_relations(_At(snapshot.handle, location), snapshot.parts, "n Int64", Refusing())  # type: ignore[arg-type]
     assert "very-secret" not in repr(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__
@@ -514,7 +514,7 @@ def test_where_clickhouse_looks_for_a_bucket(options: dict[str, str], expected: 
     table = Table.create(local.uri, partition_by=["k"])
     table.insert([{"k": "é/%"}])
     location = parse_location("s3://bucket/t", {**keys, **options})
-    [text] = rows_of(_At(table.handle, location), table.snapshot().parts, "k String", Listening())  # type: ignore[arg-type]
+    [text] = part_relations(_At(table.handle, location), table.snapshot().parts, "k String", Listening())  # type: ignore[arg-type]
     assert f"url = '{expected.removesuffix('t/_data/')}_data/k=%C3%A9%252F%2525/" in text
     assert all("session_token = 'token'" in sql and "no_sign_request = 0" in sql for sql in said)
 

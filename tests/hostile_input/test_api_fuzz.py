@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.support.attacks.api_fuzz import SECRET, Escape, World, cases, entries, try_case
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from icedb import Table, Timing
 from icedb.cli import app
 from icedb.errors import IceDBError, InvalidArgument, InvalidOption, InvalidQuery
 from icedb.util.arguments import checks_arguments
+from tests.support.attacks.api_fuzz import SECRET, Escape, World, cases, entries, try_case
 
 #: The short run's seeds are others than those of the long one.
 SHORT, LONG = range(10_000, 10_104), range(2_000)

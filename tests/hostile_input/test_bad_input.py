@@ -22,6 +22,7 @@ from icedb.errors import (
     EmptyBatch,
     GraceTooShort,
     IceDBError,
+    InvalidArgument,
     InvalidBatch,
     InvalidOption,
     InvalidPartitionExpression,
@@ -38,6 +39,7 @@ from icedb.errors import (
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import ObjectNotFound, open_store
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
+from icedb.util.arguments import checks_arguments
 
 ROWS = [{"a": 1, "s": "x"}]
 
@@ -446,3 +448,19 @@ def test_arrow_that_is_nested_too_deep_is_refused(place: Any) -> None:
     with pytest.raises(UnsupportedType, match="more than 100 levels"):
         table.insert(pa.table({"a": pa.nulls(1, type_)}))
     assert table.snapshot().parts == ()
+
+
+@pytest.mark.parametrize("deep", [1, 100_000])
+def test_an_argument_that_contains_itself_is_refused(deep: int) -> None:
+    nested: list[Any] = []
+    if deep == 1:
+        nested.append(nested)
+    for _ in range(deep - 1):
+        nested = [nested]
+    with pytest.raises(InvalidArgument, match=r"^_takes_lists: rows contains itself, or is nested too deeply\.$"):
+        _takes_lists(nested)
+
+
+@checks_arguments
+def _takes_lists(rows: list[Any]) -> None:
+    raise AssertionError("the argument was accepted")

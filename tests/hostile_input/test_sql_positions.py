@@ -18,7 +18,6 @@ from uuid import uuid4
 import duckdb
 import pyarrow as pa
 import pytest
-from tests.support.attacks.canary import Canary, watching
 
 import icedb.engines.duckdb.attached_tables as duckdb_reader
 from icedb import Table
@@ -26,6 +25,7 @@ from icedb.engines import arrow, chdb, datafusion, pandas, polars
 from icedb.errors import InvalidRequestError
 from icedb_dagster.io.inputs import Rows, load
 from icedb_dagster.maintenance.time_to_live import expired
+from tests.support.attacks.canary import Canary, watching
 
 #: Conditions. {file} holds the canary's secret, and HOME is there.
 EXPRESSIONS = (

@@ -11,12 +11,12 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.attacks.canary import Canary, watching
 
 from icedb.errors import InvalidQuery
 from icedb.sql.connections import connect_sandbox, load_httpfs
 from icedb.sql.expressions import parse_expression
 from icedb.sql.user_queries import QUERY_CHARS_MAX, TABLE_FUNCTIONS, UserQuery, check_output, check_query
+from tests.support.attacks.canary import Canary, watching
 
 ROWS = """
     CREATE TABLE _rows AS SELECT * FROM (VALUES

@@ -263,8 +263,8 @@ MUTANTS = (
     Mutant(
         "a repair does not look at parts that came since",
         "icedb/operations/integrity/repair_types.py",
-        "        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]\n",
-        "        new = [] if self.looked_at else live\n",
+        "        new = [p for p in live if p.key not in self.examined and p.key not in self.sources]\n",
+        "        new = [] if self.examined else live\n",
         (SCENES,),
         "test_a_scene_detects_that",
     ),

@@ -107,7 +107,7 @@ def _repairs_ignore_parts_that_were_added_since(patch: pytest.MonkeyPatch) -> No
     def first_time_only(
         operation: icedb.operations.integrity.repair_types._Repair, state: TableState, t_ms: int
     ) -> list[Part]:
-        seen = {*operation.looked_at}
+        seen = {*operation.examined}
         return [p for p in plan(operation, state, t_ms) if not seen or p.key in seen]
 
     patch.setattr(icedb.operations.integrity.repair_types._Repair, "plan", first_time_only)

@@ -1,1 +1,1 @@
-"""Parts as ClickHouse opens them: its functions `file` and `s3`, and its names of types."""
+"""The live parts in ClickHouse's SQL: its functions `file` and `s3`, and its types."""

@@ -1,9 +1,9 @@
-"""Parts as what ClickHouse opens: its functions `file` and `s3`, with exactly these files.
+"""ClickHouse's table functions `file` and `s3` over exactly the live parts.
 
-A list of files is a pattern to ClickHouse, and a pattern that finds too little is no error. So either each file is got
-by its name, or those that are there are counted.
+ClickHouse treats a list of files as a pattern, and a pattern that matches too few files is no error. So either each
+file is fetched by its name, or the query counts the files.
 
-Keys for S3 are given to a session as a named collection, so that they are in the text of no query and no view.
+A session receives the keys for S3 as a named collection, so that no query or view contains them.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from icedb.errors import AccessDenied, InvalidOption
 from icedb.storage.location import Location
 from icedb.transaction.table_handle import Handle, Part
 
-__all__ = ["LOST", "Session", "rows_of"]
+__all__ = ["LOST", "ChdbSession", "part_relations"]
 
-#: What a query over files says, in ClickHouse's error, when one is not there.
+#: The text of ClickHouse's error if a file of a query does not exist.
 LOST = "parts of this snapshot are gone: take a new snapshot, and attach it again"
 
-# What ClickHouse takes for a pattern, between and outside of the braces in which the parts are listed.
+# Characters that ClickHouse interprets as a pattern, inside and outside of the braces that list the parts.
 _PATTERN = re.compile(r"[{}*?,\[\]\\\n\r]")
 _OUTSIDE = re.compile(r"[{}*?\[\]\\\n\r]")
 
 
-class Session(Protocol):
-    """A `chdb.session.Session`, or what else has its `query`."""
+class ChdbSession(Protocol):
+    """A `chdb.session.ChdbSession`, or an object with the same `query`."""
 
     def query(self, sql: str, fmt: str = ..., /) -> Any:
-        """Run a statement; its answer is in that format of ClickHouse's."""
+        """Run a statement and return its result in this format of ClickHouse."""
         ...
 
 
-def rows_of(handle: Handle, parts: Sequence[Part], structure: str, session: Session | None) -> list[str]:
-    """What stands after FROM for the rows of these parts, of which there are some; together they are all.
+def part_relations(handle: Handle, parts: Sequence[Part], structure: str, session: ChdbSession | None) -> list[str]:
+    """Return table expressions for FROM that together contain the rows of these parts. There must be at least one part.
 
-    `structure` is ClickHouse's text for the columns and types to read. `session` is given the keys for S3.
-    Raises InvalidOption when it is needed and there is none.
+    `structure` is ClickHouse's text for the columns and types to read. `session` receives the keys for S3. Raises
+    InvalidOption if the table is in S3 and there is no session.
     """
     if handle.location.scheme != "s3":
         return [_in_files(handle, parts, structure)]
     if session is None:
         raise InvalidOption(
-            f"{handle.table}: ClickHouse needs keys to read S3. Give session=, the chdb.session.Session that will "
+            f"{handle.table}: ClickHouse needs keys to read S3. Pass session=, the chdb.session.Session that will "
             "run the query."
         )
     return _in_s3(handle, parts, structure, _named_collection(session, handle.location))
@@ -58,41 +58,43 @@ def _in_files(handle: Handle, parts: Sequence[Part], structure: str) -> str:
     paths = handle.readable_paths(parts) if copied else handle.own_paths(parts)
     pattern = quote_text(_pattern(paths, _any_character))
     rows = f"file({pattern}, 'Parquet', {quote_text(structure)}, 'none')"
-    return f"{rows} WHERE {_all_there(f'file({pattern}, One)', len(paths))}"
+    return f"{rows} WHERE {_all_exist(f'file({pattern}, One)', len(paths))}"
 
 
 def _in_s3(handle: Handle, parts: Sequence[Part], structure: str, collection: str) -> list[str]:
-    """Listed keys are got one by one, and one that is missing is an error. A key that looks like a pattern is one."""
+    """ClickHouse fetches listed keys one by one, and a missing key is an error. Keys with pattern characters are
+    queried separately, with a count of the files.
+    """
     location, prefix = handle.location, handle.keys.data_prefix
     listed: list[str] = []
-    odd: list[str] = []
+    patterns: list[str] = []
     for part in parts:
-        is_odd = _OUTSIDE.search(prefix) or _PATTERN.search(part.key.removeprefix(prefix))
-        (odd if is_odd else listed).append(part.key)
+        is_pattern = _OUTSIDE.search(prefix) or _PATTERN.search(part.key.removeprefix(prefix))
+        (patterns if is_pattern else listed).append(part.key)
     format_ = f"format = 'Parquet', structure = {quote_text(structure)}, compression_method = 'none'"
-    found = []
+    rows = []
     if listed:
         url = quote_text(_url(location, _pattern(listed, str)))
-        found.append(f"s3({collection}, url = {url}, {format_})")
-    for key in odd:
+        rows.append(f"s3({collection}, url = {url}, {format_})")
+    for key in patterns:
         url = quote_text(_url(location, _any_character(key)))
-        there = _all_there(f"s3({collection}, url = {url}, format = 'One')", 1)
-        found.append(f"s3({collection}, url = {url}, {format_}) WHERE {there}")
-    return found
+        complete = _all_exist(f"s3({collection}, url = {url}, format = 'One')", 1)
+        rows.append(f"s3({collection}, url = {url}, {format_}) WHERE {complete}")
+    return rows
 
 
-def _all_there(files: str, count: int) -> str:
-    """A condition that fails unless so many files are there: `files` gives a row for each, without reading it."""
+def _all_exist(files: str, count: int) -> str:
+    """Return a condition that fails unless `count` files exist. `files` has a row for each file, without reading it."""
     return f"(SELECT throwIf(count() != {count}, {quote_text(LOST)}) FROM {files}) = 0"
 
 
 def _any_character(path: str) -> str:
-    """ClickHouse has no way to write these as they are, but one to say: any character."""
+    """Replace pattern characters by `?` (any character), because ClickHouse has no escape for them."""
     return _OUTSIDE.sub("?", path)
 
 
 def _pattern(paths: Sequence[str], escape: Callable[[str], str]) -> str:
-    """These paths in one pattern; of braces, what they begin with must be outside."""
+    """Return one pattern for these paths. Their common prefix must be outside of the braces."""
     if len(paths) == 1:
         return escape(paths[0])
     shared = _shared_folder(paths)
@@ -101,13 +103,13 @@ def _pattern(paths: Sequence[str], escape: Callable[[str], str]) -> str:
 
 
 def _shared_folder(paths: Sequence[str]) -> str:
-    first, last = min(paths), max(paths)  # what these two share, all do
+    first, last = min(paths), max(paths)  # a common prefix of these two is common to all
     same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[: first.rfind("/", 0, same) + 1]
 
 
 def _url(location: Location, pattern: str) -> str:
-    """ClickHouse decodes the address before it looks for keys and patterns in it."""
+    """Return the URL of a key or pattern. ClickHouse decodes a URL before it interprets keys and patterns."""
     encoded = quote(pattern, safe="/={},")
     scheme, _, host = (location.endpoint or "").partition("://")
     if not host:
@@ -117,10 +119,10 @@ def _url(location: Location, pattern: str) -> str:
     return f"{scheme}://{host}/{location.root}/{encoded}"
 
 
-def _named_collection(session: Session, location: Location) -> str:
-    """The name under which ClickHouse knows how to get into the table's store, with the credentials of now.
+def _named_collection(session: ChdbSession, location: Location) -> str:
+    """Store the table's current credentials in ClickHouse as a named collection, and return its name.
 
-    Views that use it already have these, too. Raises AccessDenied.
+    Existing views that use the collection then use these credentials too. Raises AccessDenied.
     """
     digest = hashlib.sha256(f"{location.endpoint}\n{location.uri}".encode()).hexdigest()[:16]
     name = f"icedb_{digest}"
@@ -131,14 +133,14 @@ def _named_collection(session: Session, location: Location) -> str:
         "session_token": quote_text((credentials.session_token if credentials else None) or ""),
         "no_sign_request": "0" if credentials else "1",
     }
-    said = ", ".join(f"{key} = {value}" for key, value in values.items())
+    settings = ", ".join(f"{key} = {value}" for key, value in values.items())
     try:
-        session.query(f"CREATE NAMED COLLECTION IF NOT EXISTS {name} AS {said}")
-        session.query(f"ALTER NAMED COLLECTION {name} SET {said}")
+        session.query(f"CREATE NAMED COLLECTION IF NOT EXISTS {name} AS {settings}")
+        session.query(f"ALTER NAMED COLLECTION {name} SET {settings}")
     except RuntimeError as error:
         code = str(error).partition("DB::Exception")[0].strip()  # the rest may quote the statement
         raise AccessDenied(
-            f"{location.uri}: ClickHouse did not take the keys for S3 as a named collection ({code[:40]}). Let the "
-            "session create and alter named collections."
+            f"{location.uri}: ClickHouse rejected the named collection with the keys for S3 ({code[:40]}). Allow the "
+            "session to create and alter named collections."
         ) from None
     return name

@@ -1,7 +1,7 @@
-"""DuckDB's types as ClickHouse's: what a column of a part is read as, and what a path's text becomes.
+"""ClickHouse types for DuckDB types, and expressions that read partition values from paths.
 
 ClickHouse has no null array, map or tuple, and no timestamp without a time zone. So a null list or map is read as an
-empty one, a null struct as one whose fields are all null, and a TIMESTAMP as the same date and time in UTC.
+empty one, and a null struct as one whose fields are all null. A TIMESTAMP is read as the same date and time in UTC.
 """
 
 from __future__ import annotations
@@ -42,43 +42,43 @@ _SCALARS = {
     "TIMESTAMP_NS": "DateTime64(9, 'UTC')",
     "TIMESTAMP WITH TIME ZONE": "DateTime64(6, 'UTC')",
 }
-# DuckDB writes these into a path in a way of its own, or ClickHouse reads them in another.
+# DuckDB and ClickHouse represent these types differently in a path.
 _NOT_IN_PATHS = frozenset(("BLOB",))
 _DATED = ("DATE", "TIMESTAMP")
-# What both read alike; not `44-03-15 (BC)`, not `infinity`, not the year 10000.
+# Dates that both read alike: not `44-03-15 (BC)`, `infinity` or the year 10000.
 _PLAIN_DATE = re.compile(r"\d{4}-\d\d-\d\d(?: [\d:.+-]+)?")
 
 
 def quote_name(name: str) -> str:
-    """An identifier in ClickHouse's SQL."""
+    """Quote an identifier for ClickHouse's SQL."""
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
 def quote_text(text: str) -> str:
-    """A string literal in ClickHouse's SQL."""
+    """Quote a string literal for ClickHouse's SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def clickhouse_types(types: Mapping[str, str], *, table: str) -> dict[str, str]:
-    """Column -> ClickHouse type, of columns with these DuckDB types. Raises UnsupportedType."""
+    """Return the ClickHouse type of each column with these DuckDB types. Raises UnsupportedType."""
     if not types:
         return {}
     with connect_sandbox() as con:
         parsed = con.sql(typed_nothing(types)).types
-    found = {}
+    result = {}
     for (column, type_), of_duckdb in zip(types.items(), parsed, strict=True):
         name = _type(of_duckdb)
         if name is None:
             raise UnsupportedType(
-                f"{table}: column '{column}' is {type_}, for which ClickHouse has no type that holds the same values. "
+                f"{table}: column '{column}' is {type_}, for which ClickHouse has no type with the same values. "
                 "Query the snapshot with DuckDB, or cast the column in a table of its own."
             )
-        found[column] = name
-    return found
+        result[column] = name
+    return result
 
 
 def _type(type_: DuckDBPyType) -> str | None:
-    """Nullable, as far as ClickHouse can. None: it has none."""
+    """Return the ClickHouse type, nullable where ClickHouse permits it; None if there is none."""
     match type_.id:
         case "struct":
             fields = _children(type_)
@@ -107,20 +107,20 @@ def _required(type_: str) -> str:
 
 
 def partition_value(name: str, type_: str, clickhouse: str, values: Iterable[str], *, table: str) -> str:
-    """An expression over `_path`: the value of a partition column, as its DuckDB `type_` and its `clickhouse` one.
+    """Return an expression over `_path` for the value of a partition column with these DuckDB and ClickHouse types.
 
-    `values` are those that the paths have, which ClickHouse must read as DuckDB does. Raises UnsupportedType.
+    `values` are those in the paths. ClickHouse must read them as DuckDB does. Raises UnsupportedType.
     """
     if type_ in _NOT_IN_PATHS or not clickhouse.startswith("Nullable("):
         raise UnsupportedType(
             f"{table}: the partition column '{name}' is {type_}, which ClickHouse cannot read from a path. Query the "
             "snapshot with DuckDB, or partition by text."
         )
-    odd = next((v for v in values if not _PLAIN_DATE.fullmatch(v)), None) if type_.startswith(_DATED) else None
-    if odd is not None:
+    unreadable = next((v for v in values if not _PLAIN_DATE.fullmatch(v)), None) if type_.startswith(_DATED) else None
+    if unreadable is not None:
         raise UnsupportedType(
-            f"{table}: the partition '{name}={odd}' is beyond ClickHouse's dates, which have years of four digits. "
-            "Leave it out with parts_where, or query the snapshot with DuckDB."
+            f"{table}: the partition '{name}={unreadable}' is beyond ClickHouse's dates, which have years of "
+            "four digits. Exclude it with parts_where, or query the snapshot with DuckDB."
         )
     names = "|".join(dict.fromkeys((_escaped(encode_value(name)), _escaped(name))))  # v3 programs may not encode
     segment = f"extract(_path, {quote_text(f'.*/_data/(?:[^/]+/)*?(?:{names})=([^/]*)/')})"

@@ -1,13 +1,14 @@
-"""A table in somebody's own DuckDB connection: as a view, and as a macro with time travel and pruning.
+"""A table in the caller's DuckDB connection, as a view and as a macro with time travel and pruning.
 
     attach(con, "s3://lake/events", "events", storage_options=...)
     con.sql("SELECT count(*) FROM events WHERE d = '2026-11-21'")
     con.sql("SELECT * FROM events(as_of := TIMESTAMP '2026-11-21 10:00:00', d := '2026-11-20')")
     con.sql("SELECT * FROM events(filter := 'user_id = 7')")
 
-Both ask the log whenever DuckDB binds them, so that what was committed before a query is in it; all that one
-transaction asks has one snapshot. Parts are read by DuckDB itself. In an in-memory database its cursors see the table
-as well; in a file it is temporary, of this connection only: the file would outlive the function that both need.
+Both read the log whenever DuckDB binds them, so a query sees all commits that were made before it. All queries of one
+transaction use one snapshot. DuckDB reads the parts itself. In an in-memory database, cursors of the connection see the
+table too. In a database file the view and macro are temporary and belong to this connection. A file would outlive the
+function that both need.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from contextlib import suppress
 import duckdb
 from duckdb.func import FunctionNullHandling
 
-from icedb.engines.duckdb.attached_names import FUNCTION, Names, drop, drop_macros, functions_behind
-from icedb.engines.duckdb.bucket_access import Access
-from icedb.engines.duckdb.macro_arguments import date_columns as found_date_columns
-from icedb.engines.duckdb.table_queries import MACRO, NOTHING, RANGE, VIEW, Answers, columns_of
+from icedb.engines.duckdb.attached_names import FUNCTION, AttachedNames, drop, drop_macros, functions_behind
+from icedb.engines.duckdb.bucket_access import BucketSecret
+from icedb.engines.duckdb.macro_arguments import date_columns as resolve_date_columns
+from icedb.engines.duckdb.table_queries import MACRO, NOTHING, RANGE, VIEW, TableQueries, columns_of
 from icedb.errors import InvalidOption
 from icedb.reader.snapshot import take_snapshot
 from icedb.sql.connections import quote_name, quote_text
@@ -39,33 +40,34 @@ from icedb.util.optional_deps import import_optional
 __all__ = ["Attached", "attach", "detach"]
 
 _AS_OF, _FILTER = "as_of", "filter"
+_COMMON_ARGUMENTS = (f"typeof({_AS_OF})", f"CAST({_AS_OF} AS VARCHAR)", f"CAST({quote_name(_FILTER)} AS VARCHAR)")
 _RANGE = ("start_year", "start_month", "start_day", "end_year", "end_month", "end_day")
 
 _log = logging.getLogger(__name__)
 
-#: What is attached in this process, by the name of its function, until it is detached or its connection is gone.
-_sources: dict[str, _Source] = {}
+#: The attached tables of this process by the names of their functions, until the table or the connection is closed.
+_sources: dict[str, _AttachedTable] = {}
 
 
-def _answer(function: str, transaction: int, given: list[str | None]) -> str:
-    """What DuckDB calls, for every table that is attached.
+def _table_sql(function: str, transaction: int, arguments: list[str | None]) -> str:
+    """Return the SQL of a table's rows. DuckDB calls this function for every attached table.
 
-    A transaction that has begun, and a cursor, may call it when the table was detached, or its connection is gone. So
-    it is a function of this module, which is never collected: DuckDB calls it by its place in memory.
+    A running transaction or a cursor may call it after the table was detached or the connection was closed. DuckDB
+    calls it by its address in memory. So it is a function of this module, which is never garbage collected.
     """
     source = _sources.get(function)
     if source is None:
         raise InvalidOption(
             "The table was detached or replaced, or the connection that it was attached to is gone. Begin a new "
-            "transaction; or attach it again, to a connection that you keep."
+            "transaction, or attach the table again to a connection that stays open."
         )
-    return source.answers.answer(transaction, given)
+    return source.queries.sql(transaction, arguments)
 
 
 class Attached:
-    """A table that is attached to a connection. Made by `attach`."""
+    """A table that `attach` attached to a connection."""
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _AttachedTable) -> None:
         self._source = source
 
     def __repr__(self) -> str:
@@ -82,20 +84,21 @@ class Attached:
         return self._source.handle.table
 
     def refresh(self) -> None:
-        """Make view and macros anew, with the columns and partition columns that the table has now.
+        """Recreate the view and macros with the table's current columns and partition columns.
 
-        Raises InvalidOption when the connection is gone, or something else has the name now; DuckDB's
-        ConnectionException when it is closed, and the errors of reading the log.
+        Raises:
+            InvalidOption: If the connection is gone, or another object has the name.
+            duckdb.ConnectionException: If the connection is closed. Also the errors of reading the log.
         """
         con = self._source.connection()
         self._source.check_names(con)
         self._source.define(con)
 
     def detach(self) -> None:
-        """Take it away again; what is gone already, or is something else by now, does not matter."""
+        """Drop the view and macros. Objects that are already gone, or were replaced, are skipped."""
         con = self._source.con()
         if con is not None and self._source.function in _sources:
-            with suppress(duckdb.ConnectionException, InvalidOption):  # closed, or not ours any more
+            with suppress(duckdb.ConnectionException, InvalidOption):  # closed, or no longer ours
                 self._source.check_names(con)
                 drop(con, self._source.names)
         self._source.close()
@@ -113,28 +116,49 @@ def attach(
     date_macro: str | None = None,
     date_columns: Sequence[str] | None = None,
 ) -> Attached:
-    """Let the queries of a DuckDB connection see a table under this name.
+    """Attach a table to a DuckDB connection, as a view and as a macro.
 
-    The view `name` has the columns of `t`. The macro `name(...)` has them as they are at each query, and takes
-    `as_of` (TIMESTAMPTZ; TIMESTAMP, which is meant in UTC; text with a zone; unix milliseconds), `filter` (a predicate
-    over all columns, as text: parts that cannot hold such rows are not opened) and every partition column: the value
-    that it shall have, or a list of them; NULL is any, `[NULL]` is null. A partition column that is called as_of or
-    filter is no parameter; ask for it in `filter`.
+    The view `name` has the columns of the table. The macro `name(...)` has the columns at the time of each query. The
+    parameters of the macro are:
 
-    `date_macro` is the name of another macro, by which programs of IceDB v2 ask for days, as `icedb`:
-    `icedb(start_year := 2026, start_month := 2, start_day := 1, end_year := 2026, end_month := 8, end_day := 1)`. The
-    end is within, a month or day that is left out is 1. `date_columns` are its partition columns: year, month and day,
-    or one date; None: they are found.
+    - `as_of`: the time of the snapshot, as TIMESTAMPTZ, TIMESTAMP (in UTC), text with a zone, or unix milliseconds.
+    - `filter`: a predicate over all columns, as text. Parts that cannot contain matching rows are not opened.
+    - every partition column: its value, or a list of values. NULL means any value, `[NULL]` means null. A partition
+        column with the name `as_of` or `filter` is no parameter; use `filter` for it.
 
-    A bucket is read with a secret for the table's prefix, renewed while the connection lives. What is attached by the
-    same name is replaced. The connection is not kept alive; keep it, if only cursors of it are used.
+    Access to a bucket uses a DuckDB secret for the table's prefix, which is renewed while the connection exists. The
+    connection is not kept alive: keep it, even if only its cursors are used. An attached table of the same name is
+    replaced.
 
-    Raises MissingExtra without numpy, InvalidOption for a name that something else has, TableNotFound, the store's
-    errors, and DuckDB's.
+    Args:
+        con: The connection.
+        table: The address of the table, or an opened table.
+        name: The name of the view and the macro.
+        storage_options: Options of the store, if `table` is an address.
+        credential_provider: A callable that returns credentials, if `table` is an address.
+        log_storage_options: Options of the log's store, if the log is in another store.
+        date_macro: The name of a second macro with a range of days, for programs of IceDB v2. Its parameters are
+            `start_year`, `start_month`, `start_day`, `end_year`, `end_month`, `end_day`, `as_of` and `filter`. The end
+            is inclusive; an omitted month or day is 1.
+        date_columns: The partition columns of `date_macro`: year, month and day, or one date. None: they are detected.
+
+    Returns:
+        The attached table, which can be refreshed and detached.
+
+    Raises:
+        MissingExtra: If numpy is not installed.
+        InvalidOption: If another object has the name, or an argument is invalid.
+        TableNotFound: If there is no table at the address. Also the errors of the store and of DuckDB.
+
+    Example:
+        >>> attach(con, "s3://lake/events", "events")
+        >>> con.sql("SELECT count(*) FROM events WHERE d = '2026-11-21'")
     """
     import_optional("numpy", extra="duckdb")
     if not isinstance(con, duckdb.DuckDBPyConnection):
-        raise InvalidOption(f"{name}: {type(con).__name__} is no connection of DuckDB. Give one: duckdb.connect().")
+        raise InvalidOption(
+            f"{name}: {type(con).__name__} is not a DuckDB connection. Pass the result of duckdb.connect()."
+        )
     if not isinstance(table, Table):
         table = Table.open(
             table,
@@ -142,11 +166,13 @@ def attach(
             credential_provider=credential_provider,
             log_storage_options=log_storage_options,
         )
-    elif any(given is not None for given in (storage_options, credential_provider, log_storage_options)):
-        raise InvalidOption(f"{table.uri}: the table is open already; give options of the store with its address.")
-    names = Names.of(con, name, date_macro, table=table.uri)
+    elif any(option is not None for option in (storage_options, credential_provider, log_storage_options)):
+        raise InvalidOption(
+            f"{table.uri}: the table is open already, so it takes no options of the store. Pass them with its address."
+        )
+    names = AttachedNames.of(con, name, date_macro, table=table.uri)
     replaced = _replaced(con, names)
-    source = _Source(con, table.handle, names, date_columns)
+    source = _AttachedTable(con, table.handle, names, date_columns)
     try:
         source.define(con)
     except BaseException:
@@ -160,7 +186,18 @@ def attach(
 
 @checks_arguments
 def detach(con: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Take away what is attached under this name. Raises InvalidOption when nothing is."""
+    """Detach the table with this name.
+
+    Args:
+        con: The connection.
+        name: The name of the view and the macro.
+
+    Raises:
+        InvalidOption: If no table is attached under this name.
+
+    Example:
+        >>> detach(con, "events")
+    """
     sources = [s for f in functions_behind(con, name) if (s := _sources.get(f)) is not None and s.names.name == name]
     if not sources:
         raise InvalidOption(f"{name}: no table is attached under this name here. Correct the name.")
@@ -168,40 +205,42 @@ def detach(con: duckdb.DuckDBPyConnection, name: str) -> None:
     sources[0].close()
 
 
-def _replaced(con: duckdb.DuckDBPyConnection, names: Names) -> list[_Source]:
-    """What is attached under these names. Raises InvalidOption when one is somebody else's."""
-    found: dict[str, _Source] = {}
+def _replaced(con: duckdb.DuckDBPyConnection, names: AttachedNames) -> list[_AttachedTable]:
+    """Return the attached tables with these names. Raises InvalidOption if another object has one of the names."""
+    replaced: dict[str, _AttachedTable] = {}
     for name in names.all:
         for function in functions_behind(con, name):
             source = _sources.get(function)
             if source is not None and source.names.name.casefold() != names.name.casefold():
                 raise InvalidOption(
-                    f"{name}: the table attached as '{source.names.name}' has a macro of this name. Choose another, or "
-                    "detach that."
+                    f"{name}: the table attached as '{source.names.name}' has a macro of this name. Choose another "
+                    f"name, or detach '{source.names.name}'."
                 )
             if source is not None:
-                found[function] = source
-    return list(found.values())
+                replaced[function] = source
+    return list(replaced.values())
 
 
-class _Source:
-    """An attached table, as DuckDB's function holds it: without the connection, which holds the function."""
+class _AttachedTable:
+    """An attached table, as DuckDB's function refers to it. It must not keep the connection alive, which owns the
+    function.
+    """
 
     def __init__(
-        self, con: duckdb.DuckDBPyConnection, handle: Handle, names: Names, dates: Sequence[str] | None
+        self, con: duckdb.DuckDBPyConnection, handle: Handle, names: AttachedNames, dates: Sequence[str] | None
     ) -> None:
         self.handle, self.names = handle, names
         self.con = weakref.ref(con, self._connection_is_gone)
         self._date_columns = dates
-        #: Held while view and macros are made: DuckDB binds them then, and may find that the columns have changed.
+        #: Held while view and macros are created: DuckDB binds them then, and may detect changed columns.
         self._defining = threading.Lock()
-        self._access = Access(con, handle.location)
-        self.answers = Answers(handle, self._access)
-        self.answers.when_columns_change = self._columns_changed
+        self._access = BucketSecret(con, handle.location)
+        self.queries = TableQueries(handle, self._access)
+        self.queries.when_columns_change = self._columns_changed
         self.function = FUNCTION + SystemClock().new_id()
         con.create_function(
             self.function,
-            _answer,
+            _table_sql,
             ["VARCHAR", "UBIGINT", "VARCHAR[]"],
             "VARCHAR",
             null_handling=FunctionNullHandling.SPECIAL,
@@ -209,15 +248,15 @@ class _Source:
         _sources[self.function] = self
 
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection. Raises InvalidOption when there is none any more, or nothing is attached any more."""
+        """Return the connection. Raises InvalidOption if it is gone, or if the table was detached."""
         con = self.con()
         if con is None or self.function not in _sources:
-            gone = "the connection it was attached to is gone" if con is None else "it was detached or replaced"
-            raise InvalidOption(f"{self.handle.table}: {gone}. Attach the table anew.")
+            reason = "the connection it was attached to is gone" if con is None else "it was detached or replaced"
+            raise InvalidOption(f"{self.handle.table}: {reason}. Attach the table again.")
         return con
 
     def define(self, con: duckdb.DuckDBPyConnection) -> None:
-        """View and macros for the columns of now."""
+        """Create the view and macros with the current columns."""
         with self._defining:
             self._define(con)
 
@@ -226,81 +265,82 @@ class _Source:
         columns = columns_of(snapshot)
         macros = {self.names.name: self._macro()}
         if self.names.date_macro is not None:
-            self.answers.dates = found_date_columns(
+            self.queries.dates = resolve_date_columns(
                 snapshot.partition_schema, self._date_columns, table=self.handle.table
             )
             macros[self.names.date_macro] = self._date_macro()
-        answers, before = self.answers, self.answers.view
-        answers.views.append(columns)
-        answers.view = len(answers.views) - 1  # first, for DuckDB binds what it is told to make
+        queries, before = self.queries, self.queries.view
+        queries.views.append(columns)
+        queries.view = len(queries.views) - 1  # before the statements, because DuckDB binds a view that it creates
         try:
             self._create(con, columns, macros)
         except BaseException:
-            answers.view = before
+            queries.view = before
             raise
 
     def _create(
         self, con: duckdb.DuckDBPyConnection, columns: Mapping[str, str], macros: Mapping[str, tuple[list[str], str]]
     ) -> None:
         selected = ", ".join(map(quote_name, columns)) or NOTHING
-        asked = self._asked(VIEW, quote_text(str(self.answers.view)))
-        con.execute(f"{self.names.create} VIEW {quote_name(self.names.name)} AS SELECT {selected} FROM {asked}")
-        for name, (parameters, asked) in macros.items():
+        source = self._call(VIEW, quote_text(str(self.queries.view)))
+        con.execute(f"{self.names.create} VIEW {quote_name(self.names.name)} AS SELECT {selected} FROM {source}")
+        for name, (parameters, source) in macros.items():
             defaults = ", ".join(f"{quote_name(p)} := NULL" for p in parameters)
-            con.execute(f"{self.names.create} MACRO {quote_name(name)}({defaults}) AS TABLE SELECT * FROM {asked}")
+            con.execute(f"{self.names.create} MACRO {quote_name(name)}({defaults}) AS TABLE SELECT * FROM {source}")
 
     def _macro(self) -> tuple[list[str], str]:
-        """Parameters, and what is asked with them."""
+        """Return the parameters of the macro, and the relation that it selects from."""
         names = [e.name for e in self.handle.expressions if e.name.casefold() not in (_AS_OF, _FILTER)]
-        given = [f"typeof({_AS_OF})", f"CAST({_AS_OF} AS VARCHAR)", f"CAST({quote_name(_FILTER)} AS VARCHAR)"]
+        arguments = list(_COMMON_ARGUMENTS)
         for name in names:
             value = quote_name(name)
-            given += [quote_text(name), f"typeof({value})", f"CAST({value} AS VARCHAR)"]
-        return [_AS_OF, _FILTER, *names], self._asked(MACRO, *given)
+            arguments += [quote_text(name), f"typeof({value})", f"CAST({value} AS VARCHAR)"]
+        return [_AS_OF, _FILTER, *names], self._call(MACRO, *arguments)
 
     def _date_macro(self) -> tuple[list[str], str]:
-        of_days = [f"CAST({parameter} AS VARCHAR)" for parameter in _RANGE]
-        given = [f"typeof({_AS_OF})", f"CAST({_AS_OF} AS VARCHAR)", f"CAST({quote_name(_FILTER)} AS VARCHAR)"]
-        return [*_RANGE, _AS_OF, _FILTER], self._asked(RANGE, *given, *of_days)
+        days = [f"CAST({parameter} AS VARCHAR)" for parameter in _RANGE]
+        return [*_RANGE, _AS_OF, _FILTER], self._call(RANGE, *_COMMON_ARGUMENTS, *days)
 
-    def _asked(self, who: str, *given: str) -> str:
-        """The rows, to select from. By its transaction's id DuckDB asks anew, and the same in all of a transaction."""
-        arguments = ", ".join([quote_text(who), "current_setting('TimeZone')", *given])
-        return f"query({self.function}({quote_text(self.function)}, current_transaction_id(), [{arguments}]))"
+    def _call(self, caller: str, *arguments: str) -> str:
+        """Return a relation with the table's rows. The transaction id makes DuckDB call the function once for each
+        transaction.
+        """
+        values = ", ".join([quote_text(caller), "current_setting('TimeZone')", *arguments])
+        return f"query({self.function}({quote_text(self.function)}, current_transaction_id(), [{values}]))"
 
     def check_names(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Raise InvalidOption if something else has one of the names."""
+        """Raise InvalidOption if another object has one of the names."""
         for name in self.names.all:
             if any(function != self.function for function in functions_behind(con, name)):
                 raise InvalidOption(f"{name}: another table is attached under this name now. Choose another name.")
 
     def _columns_changed(self) -> None:
-        """View and macros anew, for the statements after the one that is being bound."""
+        """Recreate view and macros, for the statements after the one that DuckDB is binding."""
         con = self.con()
-        if con is None or self.names.temporary:  # a cursor does not see what is temporary
+        if con is None or self.names.temporary:  # a cursor does not see temporary objects
             return
-        # Two who make the same view are a conflict, for whichever of them is later.
+        # If two threads create the same view, DuckDB raises a conflict in the later one.
         if not self._defining.acquire(blocking=False):
             return  # the next query tries again
         try:
             with con.cursor() as cursor:
                 self.check_names(cursor)
                 self._define(cursor)
-        except (duckdb.Error, InvalidOption) as error:  # somebody else is changing it: the next query tries again
-            _log.info("the view '%s' was not made anew: %s", self.names.name, str(error).splitlines()[0])
+        except (duckdb.Error, InvalidOption) as error:  # another cursor is changing it: the next query tries again
+            _log.info("the view '%s' was not recreated: %s", self.names.name, str(error).splitlines()[0])
         finally:
             self._defining.release()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering queries, and remove the function and the secret."""
         con = self.con()
         self._access.close(drop=con is not None and not self._is_attached_otherwise(con))
         if _sources.pop(self.function, None) is not None and con is not None:
-            with suppress(duckdb.Error):  # closed, and with it the function is gone
+            with suppress(duckdb.Error):  # a closed connection no longer has the function
                 con.remove_function(self.function)
 
     def _is_attached_otherwise(self, con: duckdb.DuckDBPyConnection) -> bool:
-        """Whether the table is attached to this DuckDB once more, under another name, so that its secret is needed."""
+        """Whether the table is attached to this DuckDB under another name too, so that its secret is still needed."""
         others = {s.function for s in _sources.values() if s is not self and s.handle.table == self.handle.table}
         if not others:
             return False

@@ -1,4 +1,6 @@
-"""How Polars gets into a table's bucket: its names for our options, and keys for when a frame is collected."""
+"""Access of Polars to a table's bucket: options under Polars' names, and credentials that are current when a frame is
+collected.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from icedb.util.clock import SystemClock
 
 __all__ = ["access"]
 
-# Whoever gives keys knows how long they are good for, and is asked again after this.
+# Polars requests the keys again after this time, because only the provider knows how long they are valid.
 KEPT_S = 10
 
 
 def access(location: Location) -> dict[str, Any]:
-    """Arguments of Polars' `scan_parquet`. Keys are not among the options, which are shown here and there.
+    """Return keyword arguments for Polars' `scan_parquet`.
 
-    Raises AccessDenied when there are no credentials where they should come from.
+    The options contain no keys, because Polars prints options in places. Raises AccessDenied if the configured source
+    has no credentials.
     """
     if location.scheme != "s3":
         return {"credential_provider": None}
@@ -35,12 +38,16 @@ def access(location: Location) -> dict[str, Any]:
 
 
 class _Credentials:
-    """Asked by Polars for the keys of now, again and again. Pickled, it has those of that moment, as a location has."""
+    """A credential provider that Polars calls repeatedly. Its pickle contains the credentials of that moment, like a
+    location's.
+    """
 
     def __init__(self, location: Location) -> None:
         self._location = location
         self._fixed = location.explicit_credentials is not None
-        self._ask: Provider = location.credentials if self._fixed else location.provider or default_chain(location.uri)
+        self._provide: Provider = (
+            location.credentials if self._fixed else location.provider or default_chain(location.uri)
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Credentials, (self._location,)
@@ -49,18 +56,18 @@ class _Credentials:
         return f"_Credentials({self._location.uri!r})"
 
     def is_anonymous(self) -> bool:
-        """Whether requests go without a signature."""
-        return self._ask() is None
+        """Whether requests are unsigned."""
+        return self._provide() is None
 
     def __call__(self) -> tuple[dict[str, str | None], int | None]:
-        """Keys by Polars' names, and until when (unix seconds) it need not ask again; None: for ever."""
-        found = self._ask()
-        if found is None:
+        """Return keys by Polars' names, and when Polars must call again (unix seconds). None: never."""
+        credentials = self._provide()
+        if credentials is None:
             return {}, None
         keys: dict[str, str | None] = {
-            "aws_access_key_id": found.access_key_id,
-            "aws_secret_access_key": found.secret_access_key,
+            "aws_access_key_id": credentials.access_key_id,
+            "aws_secret_access_key": credentials.secret_access_key,
         }
-        if found.session_token:
-            keys["aws_session_token"] = found.session_token
+        if credentials.session_token:
+            keys["aws_session_token"] = credentials.session_token
         return keys, None if self._fixed else SystemClock().now_ms() // 1000 + KEPT_S

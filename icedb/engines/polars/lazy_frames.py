@@ -1,11 +1,11 @@
-"""A snapshot as a Polars LazyFrame: Polars reads the live parts itself, and only what a query needs of them.
+"""A snapshot as a Polars LazyFrame. Polars reads the live parts itself, and only what a query needs of them.
 
     scan(table.snapshot()).filter(pl.col("d") == date(2026, 11, 21)).select("user_id").collect()
 
-Columns and types are those of `Snapshot.to_arrow`. Polars reads few columns, skips row groups by their statistics, and
-skips parts by their paths, where it understands the paths as DuckDB does: partition columns that are numbers, truth
-values, texts, dates or timestamps, and no data column of the name of one. Else they are constants of each partition, as
-exact, by which no part is skipped; `parts_where` leaves parts out beforehand.
+Columns and types are those of `Snapshot.to_arrow`. Polars reads only the selected columns and skips row groups by their
+statistics. It skips parts by their paths if it interprets the paths as DuckDB does. That requires partition columns of
+numbers, booleans, texts, dates or timestamps, none with the name of a data column. Otherwise the partition columns are
+exact constants of each partition, and no part is skipped by them. `parts_where` skips parts beforehand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["scan"]
 
-# What Polars makes of a path is what DuckDB makes of it, if DuckDB would write it so; tried for each of them.
+# Polars and DuckDB read these types from a path alike if DuckDB would write the value so. Tested for each of them.
 _SAME_IN_PATHS = re.compile(
     r"U?(?:TINYINT|SMALLINT|INTEGER|BIGINT)|BOOLEAN|FLOAT|DOUBLE|DECIMAL\(.*\)|VARCHAR|UUID|JSON"
     r"|DATE|TIMESTAMP|TIMESTAMP_NS|TIMESTAMP WITH TIME ZONE"
@@ -47,13 +47,27 @@ _USUAL_DAY = re.compile(r"\d{4}-[^(]*")
 
 @checks_arguments
 def scan(snapshot: Snapshot, parts_where: str | None = None) -> pl.LazyFrame:
-    """The rows of a snapshot, or of those of its parts that may hold rows for which `parts_where` is true.
+    """Return the rows of a snapshot as a LazyFrame.
 
-    `parts_where` is a DuckDB predicate that only leaves parts out; filter the frame as well. Rows are read when the
-    frame is collected, with the credentials of then. What Polars raises is its own, also for a part that cleanup took.
+    Rows are read when the frame is collected, with the credentials of that time. Polars then raises its own errors,
+    also if cleanup deleted a part.
 
-    Raises MissingExtra; InvalidOption for a part of a partitioning before the last `alter`, whose path does not say
-    what the partition columns are; UnsupportedType, and what `Snapshot.files` raises.
+    Args:
+        snapshot: The snapshot to read.
+        parts_where: A DuckDB predicate. Parts that cannot contain matching rows are skipped. It does not filter rows,
+            so filter the frame as well.
+
+    Returns:
+        A LazyFrame with the columns of the snapshot.
+
+    Raises:
+        MissingExtra: If Polars is not installed.
+        InvalidOption: If a part was written before the last `alter` of the partitioning, because its path lacks
+            partition columns. Also the errors of `Snapshot.files`.
+        UnsupportedType: If Polars has no type for a column.
+
+    Example:
+        >>> scan(table.snapshot()).filter(pl.col("user_id") == 7).collect()
     """
     polars = import_optional("polars", extra="polars")
     parts = chosen_parts(snapshot, parts_where)
@@ -69,17 +83,18 @@ def scan(snapshot: Snapshot, parts_where: str | None = None) -> pl.LazyFrame:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a snapshot: what Polars reads of parts, and what it shall give."""
+    """The columns of a snapshot, as Polars reads them from parts and as the frame returns them."""
 
     polars: Any
-    #: Partition column -> DuckDB type; of those that are no data columns.
+    #: Partition column -> DuckDB type, for those without a data column of the same name.
     visible: Mapping[str, str]
-    #: With Arrow's extension types, and as a query's result has them.
+    #: The schema with Arrow's extension types.
     lossless: pa.Schema
+    #: The schema of a query's result.
     result: pa.Schema
-    #: As Polars reads a part that has all data columns.
+    #: The Polars types of a part that has all data columns.
     stored: Mapping[str, Any]
-    #: As Polars has a query's result.
+    #: The Polars types of a query's result.
     wanted: Mapping[str, Any]
 
     @classmethod
@@ -102,7 +117,7 @@ class _Columns:
         )
 
     def conversion(self, column: str) -> pl.Expr | None:
-        """What makes of a stored column what it shall be; None: nothing needs to."""
+        """Return the expression that converts a stored column to its result type; None if they are equal."""
         if self.stored[column] == self.wanted[column]:
             return None
         expression: pl.Expr = _converted(self.polars, self.polars.col(column), self.lossless.field(column).type)
@@ -111,7 +126,7 @@ class _Columns:
 
 @lru_cache(maxsize=64)
 def _stored_schema(schema: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
-    """What this version of Polars reads in a part of DuckDB: it is shown one, without rows."""
+    """Return the types that this version of Polars reads from a part of DuckDB, found with an empty part."""
     polars = import_optional("polars", extra="polars")
     with temporary_folder("polars") as folder:
         path = str(folder / "nothing.parquet")
@@ -121,7 +136,9 @@ def _stored_schema(schema: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
 
 
 def _converted(polars: Any, value: Any, type_: pa.DataType) -> Any:
-    """An expression of a stored value, as a query gives it: JSON and UUIDs, which Polars reads as bytes, are text."""
+    """Return an expression that converts a stored value to a query's value. Polars reads JSON and UUIDs as bytes;
+    queries return text.
+    """
     if isinstance(type_, pa.JsonType):
         return value.cast(polars.String)
     if isinstance(type_, pa.UuidType):
@@ -153,11 +170,11 @@ class _Scan:
     handle: Handle
     columns: _Columns
     polars: Any
-    #: How Polars gets at them.
+    #: Options and credentials for `scan_parquet`.
     access: Mapping[str, Any]
 
     def rows(self, parts: Sequence[Part]) -> Any:
-        """All data columns and, behind them, the visible partition columns."""
+        """Return all data columns, followed by the visible partition columns."""
         if not parts:
             types = {c: self.columns.stored.get(c, type_) for c, type_ in self.columns.wanted.items()}
             return self.polars.LazyFrame(schema=types)
@@ -170,16 +187,19 @@ class _Scan:
         return self.polars.concat(frames) if len(frames) > 1 else frames[0]
 
     def _of_paths(self, parts: Sequence[Part]) -> list[Any]:
-        """Polars reads the paths, but for nulls, which to a filter it takes for 0 or an empty text, and texts that are
-        written like the null, which it takes for that. These are constants.
+        """Return frames whose partition columns Polars reads from the paths, except nulls and texts equal to the null
+        value.
+
+        In filters Polars treats a null in a path as 0 or an empty text, and the text of the null value as null. Such
+        values become constants.
         """
         wanted = {c: self.columns.wanted[c] for c in self.columns.visible}
 
-        def odd(part: Part) -> tuple[tuple[str, str | None], ...]:
+        def misread(part: Part) -> tuple[tuple[str, str | None], ...]:
             return tuple((c, v) for c in wanted if (v := part.values[c]) in (None, NULL_VALUE))
 
         frames = []
-        for values, group in _grouped(parts, odd).items():
+        for values, group in _grouped(parts, misread).items():
             frame = self._parquet(group, hive_schema=wanted)
             constants = [self.polars.lit(v, dtype=wanted[c]).alias(c) for c, v in values]
             frames.append(frame.with_columns(constants) if constants else frame)
@@ -207,21 +227,21 @@ class _Scan:
         )
 
     def _hive(self, parts: Sequence[Part]) -> bool:
-        """Whether Polars can be left to read the paths."""
+        """Whether Polars reads the same values from these paths as DuckDB."""
         paths = {p.partition: p.values for p in parts}
         visible = self.columns.visible
         above = self.handle.readable_path(parts[0]).removesuffix(parts[0].key)
         if "=" in above or "=" in self.handle.keys.data_prefix:
-            return False  # Polars would take that for a partition column
+            return False  # Polars would read that as a partition column
         if any(encode_value(c) != c for c in visible):
-            return False  # it decodes values, but not names
+            return False  # Polars decodes values, but not names
         if not all(map(_SAME_IN_PATHS.fullmatch, visible.values())):
             return False
         ours = all(list(values) == list(visible) and encode_partition(values) == path for path, values in paths.items())
         return ours and self._written_as_usual(list(paths.values()))
 
     def _written_as_usual(self, partitions: Sequence[Mapping[str, str | None]]) -> bool:
-        """Whether DuckDB would write all values in the paths so, and years as Polars reads them."""
+        """Whether DuckDB would write all values in the paths in the same way, and Polars reads their years."""
         with connect_sandbox() as con:
             for column, type_ in self.columns.visible.items():
                 texts = list({text for values in partitions if (text := values[column]) is not None})
@@ -234,10 +254,10 @@ class _Scan:
         return True
 
     def _constants(self, groups: Sequence[tuple[str | None, ...]]) -> dict[tuple[str | None, ...], list[Any]]:
-        """Values as the paths have them -> the partition columns of these values."""
+        """Return, for each group of path values, the partition columns as constant expressions."""
         polars, visible, result = self.polars, self.columns.visible, self.columns.result
         typed = path_values((dict(zip(visible, g, strict=True)) for g in groups), visible, result)
-        found: dict[tuple[str | None, ...], list[Any]] = {group: [] for group in groups}
+        constants: dict[tuple[str | None, ...], list[Any]] = {group: [] for group in groups}
         for n, column in enumerate(visible):
             arrow, dtype = result.field(column).type, self.columns.wanted[column]
             series = polars.from_arrow(pa.array(typed[column].values(), type=arrow)).cast(dtype)
@@ -246,17 +266,19 @@ class _Scan:
             }
             literals[None] = polars.lit(None, dtype=dtype)
             for group in groups:
-                found[group].append(literals[group[n]].alias(column))
-        return found
+                constants[group].append(literals[group[n]].alias(column))
+        return constants
 
     def _literal(self, values: pl.Series, index: int, text: str) -> pl.Expr:
-        """One of the values as a constant: by its number for a time, for Python's times hold less than Polars'."""
+        """Return one of the values as a constant. A time is given by its number, because Python's times have a smaller
+        range.
+        """
         polars, dtype = self.polars, values.dtype
         literal: pl.Expr
         if not dtype.is_nested() and not dtype.is_temporal():
             literal = polars.lit(values[index], dtype=dtype)
         elif dtype == polars.Time or _USUAL_DAY.fullmatch(text):
             literal = polars.lit(values.to_physical()[index]).cast(dtype)
-        else:  # what Polars cannot print; filters stay above it
+        else:  # Polars cannot print such values; filters are not pushed below it
             literal = polars.lit(values.slice(index, 1)).first()
         return literal

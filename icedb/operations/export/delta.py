@@ -27,14 +27,14 @@ from icedb.format.timing import DAY_MS
 from icedb.operations.export.delta_log import (
     ENGINE,
     Action,
-    CommitInfo,
+    DeltaCommitInfo,
     DeltaLog,
     checkpoint_key,
     encoded,
     version_key,
     write_checkpoint,
 )
-from icedb.operations.export.delta_plan import Plan, make_plan
+from icedb.operations.export.delta_plan import DeltaPlan, plan_export
 from icedb.operations.retention.pins import pin, unpin
 from icedb.storage.obstore_store import ObjectExists
 from icedb.transaction.append import PutOutcome, put_if_absent
@@ -92,7 +92,7 @@ def export_delta(
         raise InvalidOption(f"{handle.table}: keep is {keep}; give a timedelta above 0, or None.")
     for _ in range(ATTEMPTS_MAX):
         with temporary_folder("delta") as folder:
-            plan = make_plan(handle, as_of_ms, exclude_columns, folder)
+            plan = plan_export(handle, as_of_ms, exclude_columns, folder)
             if dry_run:
                 return _report(plan, dry_run=True)
             kept = _pin(handle, plan, keep)
@@ -105,7 +105,7 @@ def export_delta(
     )
 
 
-def _report(plan: Plan, *, kept: Pin | None = None, dry_run: bool = False) -> DeltaReport:
+def _report(plan: DeltaPlan, *, kept: Pin | None = None, dry_run: bool = False) -> DeltaReport:
     return DeltaReport(
         table=plan.snapshot.table,
         as_of_ms=plan.snapshot.as_of_ms,
@@ -125,17 +125,17 @@ def _report(plan: Plan, *, kept: Pin | None = None, dry_run: bool = False) -> De
 # ------------------------------------------------------------------------------------------------ publish
 
 
-def _pin(handle: Handle, plan: Plan, keep: timedelta | None) -> Pin:
+def _pin(handle: Handle, plan: DeltaPlan, keep: timedelta | None) -> Pin:
     """Keep the snapshot. Raises SnapshotExpired when that cannot be promised any more, and as `pin` does."""
     name = f"delta-export-{plan.version}-{handle.clock.new_id()[:12]}"
     return pin(handle, name, plan.pin_ms, expires=keep)
 
 
-def _publish(handle: Handle, plan: Plan, kept: Pin) -> bool:
+def _publish(handle: Handle, plan: DeltaPlan, kept: Pin) -> bool:
     """Put the next version; whether it is ours. Raises CommitTimedOut; StoreUnavailable when that is not known."""
     if kept.expired(handle.clock.now_ms()):
         raise CommitTimedOut(f"{handle.table}: the export took longer than keep. Nothing was exported. Try again.")
-    info = CommitInfo(
+    info = DeltaCommitInfo(
         timestamp=handle.clock.now_ms(),
         operation=plan.operation,
         engine_info=ENGINE,
@@ -171,7 +171,7 @@ def _publish(handle: Handle, plan: Plan, kept: Pin) -> bool:
 # ------------------------------------------------------------------------------------------------ tidy
 
 
-def _tidy(handle: Handle, plan: Plan, kept: Pin, folder: Path) -> None:
+def _tidy(handle: Handle, plan: DeltaPlan, kept: Pin, folder: Path) -> None:
     log = plan.log
     for other in read_pins(handle):
         if _is_needless(handle, log, other, kept):

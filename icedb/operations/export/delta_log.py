@@ -24,7 +24,7 @@ from icedb.errors import CorruptLog, UncoordinatedMaintenance
 from icedb.storage.obstore_store import ObjectInfo, fetch
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["ENGINE", "WRITER_FEATURE", "Action", "Add", "CommitInfo", "DeltaLog", "Format", "MetaData", "Protocol",
+__all__ = ["ENGINE", "WRITER_FEATURE", "Action", "Add", "DeltaCommitInfo", "DeltaLog", "Format", "MetaData", "Protocol",
            "Remove", "checkpoint_key", "encoded", "path_of", "read_delta_log", "version_key",
            "write_checkpoint"]  # fmt: skip
 
@@ -83,7 +83,7 @@ class Remove(msgspec.Struct, frozen=True, rename="camel"):
     size: int
 
 
-class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+class DeltaCommitInfo(msgspec.Struct, frozen=True, rename="camel"):
     """Who wrote a version. `table` is the id in the table's spec, `pin` what keeps the version's files."""
 
     timestamp: int
@@ -100,7 +100,7 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
 class Action(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """One line of a version: one of these."""
 
-    commit_info: CommitInfo | None = None
+    commit_info: DeltaCommitInfo | None = None
     protocol: Protocol | None = None
     meta_data: MetaData | None = None
     add: Add | None = None

@@ -28,11 +28,11 @@ from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.transaction.table_handle import Handle, Part
 from icedb.transaction.time_bounds import newest_ms
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["DeltaPlan", "plan_export"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeltaPlan:
     """A snapshot, what the Delta log has, and the difference."""
 
     log: DeltaLog
@@ -64,7 +64,7 @@ class Plan:
         return "WRITE" if self.adds else "DELETE"
 
 
-def make_plan(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[str], folder: Path) -> Plan:
+def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[str], folder: Path) -> DeltaPlan:
     """Look at the Delta log, then at the table. `folder` is for files on the way.
 
     Raises UnsupportedType, InvalidPartitionValue, UnknownColumn, InvalidOption, and as `read_delta_log` and
@@ -81,7 +81,7 @@ def make_plan(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[st
     new = {path: p for path, p in paths.items() if not same_partitions or path not in log.files}
     gone = {path: add for path, add in log.files.items() if path not in paths}
     unchanged = _unchanged(handle, log, paths, gone)
-    return Plan(
+    return DeltaPlan(
         log=log,
         snapshot=snapshot,
         pin_ms=pin_ms,

@@ -22,7 +22,7 @@ import msgspec
 from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.keys import encode_partition
 from icedb.format.records import total_rows
-from icedb.operations.export.targets import Target, open_target
+from icedb.operations.export.targets import ExportTarget, open_target
 from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of
@@ -126,7 +126,7 @@ def _predicate(snapshot: Snapshot, where: Where) -> Predicate:
     return check_predicate(text, snapshot.schema, visible, table=snapshot.table, at_once=True)
 
 
-def _give_up(place: Target, keys: Sequence[str]) -> None:
+def _give_up(place: ExportTarget, keys: Sequence[str]) -> None:
     try:
         place.give_up(keys)
     except IceDBError as error:
@@ -163,7 +163,7 @@ class _Export:
         self,
         handle: Handle,
         snapshot: Snapshot,
-        target: Target,
+        target: ExportTarget,
         predicate: Predicate | None,
         on_part: OnPart | None,
         total: int,

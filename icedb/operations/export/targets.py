@@ -19,14 +19,14 @@ from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["Target", "open_target"]
+__all__ = ["ExportTarget", "open_target"]
 
 STARTED = "_export.json"
 FINISHED = "_SUCCESS"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ExportTarget:
     """Where the files go. `own`: it lies in the table's own bucket, which copies by itself."""
 
     uri: str
@@ -78,7 +78,7 @@ class Target:
 
 def open_target(
     handle: Handle, target: str | os.PathLike[str], storage_options: Mapping[str, str] | None, *, overwrite: bool
-) -> Target:
+) -> ExportTarget:
     """Look at the place, and change nothing. Raises InvalidOption when files cannot go there, the store's errors."""
     location = parse_location(target, storage_options)
     home = handle.location
@@ -91,7 +91,7 @@ def open_target(
     earlier = [info.key for info in store.list(root)]
     _check_replaceable(handle, location, root, earlier, overwrite=overwrite)
     same = location.scheme != "file" and location.access == home.access
-    return Target(location.uri, store, root, same, earlier)
+    return ExportTarget(location.uri, store, root, same, earlier)
 
 
 def _check_apart(handle: Handle, location: Location) -> None:

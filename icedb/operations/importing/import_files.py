@@ -1,12 +1,12 @@
-"""Import: Parquet that others wrote becomes part of a table as it is, in one exclusive commit.
+"""Import: existing Parquet files of other programs become parts of a table unchanged, in one exclusive commit.
 
-Files below the table's own `_data` are registered under their names, others are copied there, by the store itself
-where it can. The name of a copy begins with a digest of what was copied (address, size, time): so a second run finds
-what the log names already, and uses what a first one, that did not finish, has copied. A copy is never deleted here,
-because another run may be using it; what is left over is an orphan, for the sweep.
+Files below the table's own `_data` are registered under their names. Other files are copied there, by the store itself
+if possible. The name of a copy begins with a digest of its original's address, size and time. So a second run
+recognizes files that the log names, and reuses copies of a run that did not finish. A failed import deletes no copy,
+because another run may be using it. The orphan sweep deletes unused copies.
 
-Why the commit is exclusive: only then is it certain that no part which it names was superseded and deleted meanwhile.
-Right before, it looks whether each object is still there.
+Only in an exclusive commit it is certain that none of its parts was superseded and deleted meanwhile. Right before the
+commit, the import checks that each object still exists.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from icedb.operations.importing.copy_files import copy_files, stored_parts
 from icedb.operations.importing.hive_partitions import infer_spec
 from icedb.operations.importing.import_plan import (
     NamedParts,
+    PlannedFile,
     SkippedFile,
-    Takeover,
     import_name,
     imports_of,
-    plan_takeovers,
+    plan_import,
 )
-from icedb.operations.importing.list_files import Source, open_source
+from icedb.operations.importing.list_files import ImportSource, open_source
 from icedb.operations.importing.parquet_footer import Footers
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
 from icedb.sql.types import check_columns
@@ -54,10 +54,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did, or would do. Paths are those of the source's files.
+    """The result of an import, or of a dry run. Paths are those of the source's files.
 
-    `registered` files lie below the table's `_data` and are the table's now: cleanup deletes them when they are
-    superseded. Of `copied` files the originals stay as they are, for ever. `columns` are those that the table got.
+    `registered` files are below the table's `_data` and belong to the table now, so cleanup deletes them when they are
+    superseded. The originals of `copied` files are never changed or deleted. `columns` are the columns that the import
+    added.
     """
 
     source: str
@@ -84,7 +85,7 @@ def import_files(
     dry_run: bool = False,
     engine: Engine = LOCAL_ENGINE,
 ) -> ImportReport:
-    """Make existing Parquet part of the table. See `Table.import_files`."""
+    """Add existing Parquet files to the table. See `Table.import_files`."""
     _check_source(source, handle.table)
     return _import(
         lambda: handle,
@@ -111,28 +112,30 @@ def _import(
     dry_run: bool,
     engine: Engine,
 ) -> ImportReport:
-    """Plan with this handle; when the plan stands, carry it out with that of `create`, for the table that is there."""
+    """Plan with `handle`, then run the plan with the handle that `create` returns, which belongs to an
+    existing table.
+    """
     _check_spec(handle)
     state = handle.read(fresh=True)
     listed_ms = handle.clock.now_ms()
-    found = open_source(source, storage_options, table=handle.store)
-    plan = plan_takeovers(
-        handle, state, found, trust_paths=trust_paths, verify=verify, first_time=first_time, engine=engine
+    listed = open_source(source, storage_options, table=handle.store)
+    plan = plan_import(
+        handle, state, listed, trust_paths=trust_paths, verify=verify, first_time=first_time, engine=engine
     )
     new = {c: t for c, t in plan.columns.items() if c not in state.schema}
     if not dry_run:
         handle = create()
     if dry_run or not plan.files:
-        return _report(found, plan.files, plan.skipped, new, nothing_to_commit(handle), dry_run=dry_run)
+        return _report(listed, plan.files, plan.skipped, new, nothing_to_commit(handle), dry_run=dry_run)
     handle.check_writable()
-    copied = copy_files(handle, state, found, [f for f in plan.files if f.key is None], engine)
-    _check_unchanged(handle, found, plan.files, storage_options)
+    copied = copy_files(handle, state, listed, [f for f in plan.files if f.key is None], engine)
+    _check_unchanged(handle, listed, plan.files, storage_options)
     operation = _Import(
         handle,
         copied.markers | _registered(plan.files),
         plan.columns,
         copied.oldest_part_ms,
-        import_name(found),
+        import_name(listed),
         listed_ms,
         planned=state,
     )
@@ -141,7 +144,7 @@ def _import(
     done = [f for f in plan.files if f.source.id not in operation.taken]
     skipped = [*plan.skipped, *(SkippedFile(f.source.path, operation.taken[f.source.id]) for f in plan.files
                                 if f.source.id in operation.taken)]  # fmt: skip
-    return _report(found, done, skipped, new, commit, dry_run=False)
+    return _report(listed, done, skipped, new, commit, dry_run=False)
 
 
 def create_by_import(
@@ -158,16 +161,15 @@ def create_by_import(
     dry_run: bool = False,
     engine: Engine = LOCAL_ENGINE,
 ) -> ImportReport:
-    """Create a table that is laid out as the files are, and import them. See `Table.create_from_files`.
+    """Create a table with the layout of the files, and import them. See `Table.create_from_files`.
 
-    The table comes into being when the whole import has been planned: what is wrong with the files or the options
-    leaves none behind.
+    The table is created after the whole import was planned, so invalid files or options leave no table behind.
     """
     store = open_store(parse_location(uri, storage_options))
     _check_source(source, store.location.uri)
-    found = open_source(source, source_storage_options, table=store)
-    with Footers(found.origin, table=store) as footers:
-        spec = infer_spec(found, footers, sort_by=sort_by, table=store.location.uri)
+    listed = open_source(source, source_storage_options, table=store)
+    with Footers(listed.origin, table=store) as footers:
+        spec = infer_spec(listed, footers, sort_by=sort_by, table=store.location.uri)
     spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
     unsaved = Handle(store, checked_spec(spec, table=store.location.uri), fencing=fencing)
     _refuse_table(unsaved)
@@ -185,16 +187,16 @@ def create_by_import(
 
 
 def _check_source(source: object, table: str) -> None:
-    """Anybody's list of paths would fail deep below, in words that do not say what is wrong."""
+    """Reject other types early: a list of paths would fail later, with an error that does not name the cause."""
     if not isinstance(source, str | os.PathLike) or not isinstance(os.fspath(source), str):
         raise InvalidOption(
-            f"{table}: cannot import from a {type(source).__name__}. Give one address as text: a folder, a bucket's "
-            "prefix, a file, or a glob, which names many."
+            f"{table}: cannot import from a {type(source).__name__}. Pass one address as text: a folder, a bucket's "
+            "prefix, a file, or a glob for several files."
         )
 
 
 def _refuse_table(unsaved: Handle) -> None:
-    """A table that is there is not planned over with another spec. That nobody makes one meanwhile, creation sees."""
+    """Raise TableExists if there is a table. The creation itself detects a table that is created later."""
     try:
         unsaved.store.head(unsaved.keys.spec)
     except ObjectNotFound:
@@ -205,7 +207,7 @@ def _refuse_table(unsaved: Handle) -> None:
 
 
 def _check_spec(handle: Handle) -> None:
-    """What a batch would go through, files that are taken as they are cannot."""
+    """Reject tables whose batches are transformed, because imported files are stored unchanged."""
     spec = handle.spec
     reasons = {
         "an insert_query": bool(spec.insert_query),
@@ -213,33 +215,33 @@ def _check_spec(handle: Handle) -> None:
         "views": bool(spec.views),
         "aggregating merges": isinstance(spec.merging, Aggregating),
     }
-    for what, there in reasons.items():
-        if there:
+    for what, applies in reasons.items():
+        if applies:
             raise InvalidOption(
-                f"{handle.table}: the table has {what}, and files that are imported as they are would be left out of "
-                "that. Insert them: Table.insert takes paths."
+                f"{handle.table}: the table has {what}, which cannot apply to files that are imported unchanged. "
+                "Insert them: Table.insert takes paths."
             )
 
 
-def _registered(files: Sequence[Takeover]) -> dict[str, Marker]:
+def _registered(files: Sequence[PlannedFile]) -> dict[str, Marker]:
     return {f.source.id: f.marker(f.key) for f in files if f.key is not None}
 
 
 def _check_unchanged(
-    handle: Handle, source: Source, files: Sequence[Takeover], storage_options: Mapping[str, str] | None
+    handle: Handle, source: ImportSource, files: Sequence[PlannedFile], storage_options: Mapping[str, str] | None
 ) -> None:
-    """A file that changed since its footer was read is not what the marker says."""
+    """Raise InvalidBatch if a file changed since its footer was read, because the marker would be wrong."""
     now = {f.id for f in open_source(source.uri, storage_options, table=handle.store).files}
     for file in files:
         if file.source.id not in now:
             raise InvalidBatch(
                 f"{handle.table}: '{file.source.path}' was changed or removed while it was imported. Nothing was "
-                "imported. Let nobody change the files, and import them again."
+                "imported. Ensure that no program changes the files, and import them again."
             )
 
 
-def _check_registered(handle: Handle, files: Sequence[Takeover]) -> None:
-    """A sweep that had found a file unnamed may have deleted it all the same: say so at once."""
+def _check_registered(handle: Handle, files: Sequence[PlannedFile]) -> None:
+    """Raise MissingPart if an orphan sweep that had found a file unnamed has deleted it."""
     keys = {f.key for f in files if f.key is not None}
     if not keys:
         return
@@ -248,14 +250,14 @@ def _check_registered(handle: Handle, files: Sequence[Takeover]) -> None:
         live = {m.key for m in handle.read(fresh=True).live}
         if lost := [k for k in gone if k in live]:
             raise MissingPart(
-                f"{handle.table}: {len(lost)} files were deleted while they were registered, '{lost[0]}' for example: "
-                "an orphan sweep ran at the same time. The others are part of the table. Restore these files."
+                f"{handle.table}: {len(lost)} files were deleted while they were registered, for example '{lost[0]}': "
+                "an orphan sweep ran at the same time. The other files were imported. Restore these files."
             )
 
 
 def _report(
-    source: Source,
-    files: Sequence[Takeover],
+    source: ImportSource,
+    files: Sequence[PlannedFile],
     skipped: Sequence[SkippedFile],
     columns: Mapping[str, str],
     commit: Commit,
@@ -279,29 +281,29 @@ def _report(
 
 @dataclass(slots=True)
 class _Import:
-    """Planned anew at each attempt: what another import has committed meanwhile is left out.
+    """The commit, planned again at each attempt, without the files that another import has committed meanwhile.
 
-    It owns no part: none of them may be deleted when it fails, so `outputs` is empty.
+    It owns no part, so `outputs` is empty: none of the parts may be deleted after a failure.
     """
 
     handle: Handle
-    #: Id of the source's file -> marker.
+    #: The file's id -> its marker.
     markers: Mapping[str, Marker]
     schema: Mapping[str, str]
     oldest_part_ms: int | None
-    #: What the log remembers of this import: the files that were there then were imported.
+    #: The name of the import in the log. It records that the files listed at `listed_ms` were imported.
     name: str
     listed_ms: int
-    #: What the files were compared with when the import was planned.
+    #: The state with which the files were compared when the import was planned.
     planned: TableState
-    #: Id of the source's file -> why it is not imported after all.
+    #: The file's id -> the reason why it is not imported after all.
     taken: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     unused: list[str] = field(default_factory=list)
     reads_everything: bool = False
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises SchemaConflict; CommitTimedOut when a part is gone, or what another imported may be forgotten."""
+        """Raises SchemaConflict, and CommitTimedOut if a part is gone or the log may have forgotten another import."""
         check_columns(self.schema, all_columns(self.handle.spec, state.schema), table=state.table)
         named = NamedParts(state)
         self.taken = {
@@ -315,17 +317,16 @@ class _Import:
         if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):
             raise CommitTimedOut(
                 f"{state.table}: another import was committed since these files were compared with the log, and "
-                "cleanup has made the log forget parts since. So the table may have these files already. Nothing was "
-                "imported. Import again."
+                "cleanup has removed markers from the log since. So the table may have these files already. Nothing "
+                "was imported. Import again."
             )
         folders = {partition_of(self.handle.keys.data_prefix, m.key) for m in left}
         present = {i.key: i.bytes for i in stored_parts(self.handle, folders)}
         if gone := sorted(m.key for m in left if present.get(m.key) != m.bytes):
             raise CommitTimedOut(
-                f"{state.table}: '{gone[0]}' is not there any more, or has another size: an orphan sweep or a cleanup "
-                "may have taken it. Nothing was imported. Import again."
+                f"{state.table}: '{gone[0]}' no longer exists, or has another size: an orphan sweep or a cleanup may "
+                "have deleted it. Nothing was imported. Import again."
             )
         times, before_ms = state.txn.get(self.name, (0, 0))
-        remembered = {self.name: (times + 1, max(before_ms, self.listed_ms))}
-        schema = dict(self.schema)
-        return draft(state, t_ms=t_ms, schema=schema, add=left, txn=remembered, operation="import")
+        txn = {self.name: (times + 1, max(before_ms, self.listed_ms))}
+        return draft(state, t_ms=t_ms, schema=dict(self.schema), add=left, txn=txn, operation="import")

@@ -1,4 +1,4 @@
-"""The files of an import, looked at many at a time: pieces of work that any engine can do."""
+"""Distributed tasks that read the footers and examine the rows of the files of an import."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from icedb.operations.importing.list_files import Origin, SourceFile
-from icedb.operations.importing.parquet_footer import Demand, Examined, Footer, Footers
+from icedb.operations.importing.parquet_footer import ContentRequest, FileContent, Footer, Footers
 from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
 from icedb.storage.location import Location
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
 
-__all__ = ["Examining", "ReadingFooters", "each"]
+__all__ = ["ExamineTask", "FooterTask", "map_files"]
 
 _Item = TypeVar("_Item")
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 logger = logging.getLogger(__name__)
 
-# Each waits for the store most of the time.
+# Each file waits for the store most of the time.
 FILES_AT_ONCE = 16
 FILES_PER_LINE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingFooters(DistributedTask[SourceFile, Footer]):
+class FooterTask(DistributedTask[SourceFile, Footer]):
     """Reads the footers of files."""
 
     origin: Origin
@@ -37,37 +37,39 @@ class ReadingFooters(DistributedTask[SourceFile, Footer]):
     items_per_task = FILES_AT_ONCE
 
     def reads(self) -> tuple[Location, ...]:
-        """See Work."""
+        """See `DistributedTask`."""
         return (self.origin.location,)
 
     def do(self, handle: Handle, items: Sequence[SourceFile], means: ResourceLimits) -> list[Footer]:
-        """See Work. Raises as `Footers.read`."""
+        """See `DistributedTask`. Raises the errors of `Footers.read`."""
         with Footers(self.origin, table=handle.store, means=means) as footers:
-            return each(handle, self.name, items, footers.read, at_once=FILES_AT_ONCE)
+            return map_files(handle, self.name, items, footers.read, at_once=FILES_AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Examining(DistributedTask[tuple[SourceFile, Footer], Examined]):
-    """Asks the rows of files, whose footers were read."""
+class ExamineTask(DistributedTask[tuple[SourceFile, Footer], FileContent]):
+    """Examines the rows of files whose footers were read."""
 
     origin: Origin
-    demand: Demand
+    demand: ContentRequest
 
     name = "examining files"
     items_per_task = FILES_AT_ONCE
 
     def reads(self) -> tuple[Location, ...]:
-        """See Work."""
+        """See `DistributedTask`."""
         return (self.origin.location,)
 
     def bytes_of(self, item: tuple[SourceFile, Footer]) -> int:
-        """See Work."""
+        """See `DistributedTask`."""
         return item[0].bytes
 
-    def do(self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], means: ResourceLimits) -> list[Examined]:
-        """See Work. Raises as `Footers.examine`."""
+    def do(
+        self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], means: ResourceLimits
+    ) -> list[FileContent]:
+        """See `DistributedTask`. Raises the errors of `Footers.examine`."""
         with Footers(self.origin, table=handle.store, means=means) as footers:
-            return each(
+            return map_files(
                 handle,
                 self.name,
                 items,
@@ -76,15 +78,15 @@ class Examining(DistributedTask[tuple[SourceFile, Footer], Examined]):
             )
 
 
-def each(
-    handle: Handle, name: str, items: Sequence[_Item], do: Callable[[_Item], _Found], *, at_once: int
-) -> list[_Found]:
-    """Do something with each, many at a time, and say how far it is. The first failure ends it."""
-    done: list[_Found] = []
+def map_files(
+    handle: Handle, name: str, items: Sequence[_Item], do: Callable[[_Item], _Result], *, at_once: int
+) -> list[_Result]:
+    """Apply a function to each item, `at_once` at a time, and report progress. The first failure stops it."""
+    done: list[_Result] = []
     with progress(name, len(items), "files") as advance, ThreadPoolExecutor(at_once) as pool:
         try:
-            for found in pool.map(do, items):
-                done.append(found)
+            for result in pool.map(do, items):
+                done.append(result)
                 advance(1)
                 if len(done) % FILES_PER_LINE == 0:
                     logger.info("%s: %s: %d of %d", handle.table, name, len(done), len(items))

@@ -1,7 +1,7 @@
-"""Files that others wrote, for an import: a folder, a bucket's prefix, one file or a glob, listed with their paths.
+"""List the files of an import: a folder, a bucket's prefix, one file or a glob.
 
-Nothing here opens a file. Paths are read in Hive style: the `name=value` folders right above a file. Names that begin
-with `_` or `.` are no data, as everywhere in the Hadoop world.
+No file is opened. Paths are read in Hive style, as the `name=value` folders right above a file. As in Hadoop, names
+that begin with `_` or `.` are no data.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ from icedb.storage.location import Location, parse_location
 from icedb.storage.obstore_store import ObjectInfo, ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.table_place import is_table
 
-__all__ = ["Origin", "Source", "SourceFile", "open_source", "was_listed"]
+__all__ = ["Origin", "ImportSource", "SourceFile", "open_source", "was_listed"]
 
 _GLOB = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to import. `key` is its name in its store, `path` what DuckDB opens and messages say."""
+    """A file to import. `key` is its name in its store; `path` is the path for DuckDB and messages."""
 
     key: str
     path: str
     bytes: int
     stored_ms: int
-    #: Column -> value of the `name=value` folders right above it, in order; null is None.
+    #: The columns and values of the `name=value` folders right above it, in order; null is None.
     values: Mapping[str, str | None]
-    #: How many of these folders lie below the address that was given.
+    #: How many of these folders are below the caller's address.
     below: int
-    #: Its key in the table's store, if it lies there.
+    #: Its key in the table's store, if it is there.
     table_key: str | None
-    #: Tells it, as it is now, from every other file: 16 hexadecimal digits.
+    #: Identifies the file and its current content: 16 hexadecimal digits.
     id: str
 
     @property
     def folders(self) -> str:
-        """Its `name=value` folders, for messages."""
+        """The `name=value` folders, for messages."""
         return "/".join(f"{name}={NULL_VALUE if value is None else value}" for name, value in self.values.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the files of an import lie, as another process can be told. `own`: in the table's own store."""
+    """The location of the files of an import, which can be sent to another process. `own`: in the table's own store."""
 
     location: Location
     own: bool
 
     def store(self, table: ObjectStore) -> ObjectStore:
-        """The store of the files, for the table that this store is of."""
+        """Return the store of the files, given the table's store."""
         return table if self.own else open_store(self.location)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What an address named: files, by path, and where they lie."""
+class ImportSource:
+    """The files at an address, by path, and their location."""
 
     uri: str
     origin: Origin
     files: tuple[SourceFile, ...]
-    #: Where, and which files there, however the address was written.
+    #: The normalized address and pattern, independent of the caller's spelling.
     name: str
 
 
 def open_source(
     source: str | os.PathLike[str], storage_options: Mapping[str, str] | None, *, table: ObjectStore
-) -> Source:
-    """List the files at an address. `table`: the store of the table that they are for, with its credentials.
+) -> ImportSource:
+    """List the files at an address. `table` is the store of the target table, with its credentials.
 
-    Raises InvalidOption when there is nothing to import or it is another table, InvalidURI, the store's errors.
+    Raises InvalidOption if there are no files or they belong to another table, InvalidURI, and the store's errors.
     """
     address = os.fspath(source)
     base, pattern = _split_glob(address)
@@ -93,8 +93,8 @@ def open_source(
     root, infos = _list(store, location)
     if links := [i.key for i in infos if i.is_link and not _is_hidden(i.key.removeprefix(root).split("/"))]:
         raise InvalidOption(
-            f"{home.uri}: '{location.root_uri}/{links[0]}' is a symbolic link, which imports do not follow. Put the "
-            "file or folder itself in its place, or import the address that it leads to."
+            f"{home.uri}: '{location.root_uri}/{links[0]}' is a symbolic link, which imports do not follow. Replace "
+            "the link by the file or folder itself, or import the address of its target."
         )
     accepts = _matcher(pattern)
     files = tuple(
@@ -106,11 +106,11 @@ def open_source(
         raise InvalidOption(
             f"{home.uri}: there are no files to import at '{address}'{_left_out(infos, root)}. Correct the address."
         )
-    return Source(address, Origin(location, same), files, f"{location.root_uri}/{root}{pattern}")
+    return ImportSource(address, Origin(location, same), files, f"{location.root_uri}/{root}{pattern}")
 
 
 def _split_glob(address: str) -> tuple[str, str]:
-    """What comes before the first segment with a wildcard, and the rest; the rest is empty for a plain address."""
+    """Return the address before the first segment with a wildcard, and the rest, which is empty without a wildcard."""
     scheme, separator, rest = address.partition("://")
     head, rest = (scheme + separator, rest) if separator else ("", address)
     segments = rest.split("/")
@@ -124,7 +124,7 @@ def _split_glob(address: str) -> tuple[str, str]:
 
 
 class _Matcher:
-    """Whether a path below the address fits a glob: `*`, `?`, `[...]` within a segment, `**` for any segments."""
+    """Whether a path below the address matches a glob: `*`, `?`, `[...]` within a segment, `**` for any segments."""
 
     def __init__(self, pattern: str) -> None:
         self._regex = re.compile(_regex(pattern)) if pattern else None
@@ -137,40 +137,42 @@ def _matcher(pattern: str) -> _Matcher:
     try:
         return _Matcher(pattern)
     except re.error:
-        raise InvalidOption(f"'{pattern}' is no glob. Use *, ?, [abc] and **.") from None
+        raise InvalidOption(f"'{pattern}' is not a valid glob. Use *, ?, [abc] and **.") from None
 
 
 def _regex(pattern: str) -> str:
-    found = ""
+    regex = ""
     segments = pattern.split("/")
     for number, segment in enumerate(segments):
         last = number == len(segments) - 1
         if segment == "**":
-            found += ".*" if last else "(?:[^/]+/)*"
+            regex += ".*" if last else "(?:[^/]+/)*"
             continue
         for piece in re.findall(r"\[[!^]?\]?[^]]*\]|.", segment):
             if piece in ("*", "?"):
-                found += {"*": "[^/]*", "?": "[^/]"}[piece]
+                regex += {"*": "[^/]*", "?": "[^/]"}[piece]
             elif len(piece) > 1:
-                found += "[" + ("^" if piece[1] in "!^" else "") + piece[1:-1].lstrip("!^").replace("\\", r"\\") + "]"
+                regex += "[" + ("^" if piece[1] in "!^" else "") + piece[1:-1].lstrip("!^").replace("\\", r"\\") + "]"
             else:
-                found += re.escape(piece)
-        found += "" if last else "/"
-    return found
+                regex += re.escape(piece)
+        regex += "" if last else "/"
+    return regex
 
 
 def _list(store: ObjectStore, location: Location) -> tuple[str, list[ObjectInfo]]:
-    """What the keys at a location begin with, and the objects there: one, when the location is an object's key."""
+    """Return the common prefix of the keys at a location, and the objects there: one, if the location is an object's
+    key.
+    """
     root = f"{location.prefix}/" if location.prefix else ""
-    found = store.list(root)
-    if not found and location.prefix:
+    objects = store.list(root)
+    if not objects and location.prefix:
         with suppress(ObjectNotFound):
             return location.prefix.rpartition("/")[0] + "/", [store.head(location.prefix)]
-    return root, found
+    return root, objects
 
 
-def was_listed(name: str, file: SourceFile, source: Source) -> bool:
-    """Whether a source of that name had this file, if it was there: the same source, or a folder above the file."""
+def was_listed(name: str, file: SourceFile, source: ImportSource) -> bool:
+    """Whether an import of that name listed this file if it existed: the same source, or a folder above the file."""
     if name == source.name:
         return True
     return name.endswith("/") and file.path.startswith(name) and not _is_hidden(file.path.removeprefix(name).split("/"))
@@ -184,13 +186,13 @@ def _is_data(info: ObjectInfo, root: str) -> bool:
     segments = info.key.removeprefix(root).split("/")
     if _is_hidden(segments):
         return False
-    # What consoles and Hadoop put in the place of a folder.
+    # Consoles and Hadoop put such objects as placeholders of folders.
     is_folder = info.bytes == 0 and ("." not in segments[-1] or segments[-1].endswith("_$folder$"))
     return not is_folder
 
 
 def _left_out(infos: Sequence[ObjectInfo], root: str) -> str:
-    """Said of a table's own folder, for example, which has files in `_data` and `_log` alone."""
+    """Return the number of hidden files for a message: a table's own folder, for example, has only hidden files."""
     hidden = sum(_is_hidden(info.key.removeprefix(root).split("/")) for info in infos)
     return f" ({hidden} in or with names that begin with _ or . are left out, as no data)" if hidden else ""
 
@@ -206,8 +208,8 @@ def _file(info: ObjectInfo, location: Location, home: Location, *, root: str, sa
     table_key = info.key if same else None
     if location.scheme == home.scheme == "file" and path.startswith(f"{home.root}/"):
         table_key = path.removeprefix(f"{home.root}/")
-    told = "\0".join((location.endpoint or "", path, str(info.bytes), str(info.stored_ms)))
-    file_id = hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
+    identity = "\0".join((location.endpoint or "", path, str(info.bytes), str(info.stored_ms)))
+    file_id = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:16]
     return SourceFile(info.key, path, info.bytes, info.stored_ms, values, below, table_key, file_id)
 
 
@@ -219,7 +221,7 @@ def _trailing(segments: list[str]) -> Iterator[str]:
 
 
 def _refuse_other_table(store: ObjectStore, location: Location, home: Location, address: str) -> None:
-    """The parts of another table are not its rows: some of them are superseded."""
+    """Raise InvalidOption for the parts of another table, because some of them may be superseded."""
     path = f"{location.root_uri}/{location.prefix}".rstrip("/") + "/"
     before, data, _ = path.rpartition("/_data/")
     if not data or f"{before}/" == f"{home.uri}/":
@@ -232,6 +234,6 @@ def _refuse_other_table(store: ObjectStore, location: Location, home: Location, 
     )
     if is_table(store.sibling(above)):
         raise InvalidOption(
-            f"{home.uri}: '{address}' holds the parts of another table, and some of them may be superseded. Insert "
-            "what a query of that table returns."
+            f"{home.uri}: '{address}' has the parts of another table, and some of them may be superseded. Insert the "
+            "result of a query of that table instead."
         )

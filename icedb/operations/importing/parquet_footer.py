@@ -1,7 +1,7 @@
-"""What a Parquet file of another program says of itself, and what its rows say: columns, counts, statistics, partition.
+"""The footer and rows of an existing Parquet file: columns, counts, statistics, partition.
 
-DuckDB reads the file where it lies. What it cannot open there (a path with wildcards in it, a store in this process's
-memory) and what it could not read is fetched first: a network that fails is no damage.
+DuckDB reads the file in place. The store's client fetches it first if DuckDB cannot open it (a path with wildcards, a
+store in this process's memory) or failed to read it, because a network failure is no damage.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, fetch
 from icedb.util.temporary_files import make_folder, remove_folder
 from icedb.writer.part_writer import digest
 
-__all__ = ["Demand", "Examined", "Footer", "Footers"]
+__all__ = ["ContentRequest", "FileContent", "Footer", "Footers"]
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 _ROW = f"{RESERVED}row"
 
-# What DuckDB or a URL would take for something else than a name.
-_ODD = frozenset("*?[]#%\\")
-# The bounds in a footer are those of the values, exactly; NaN, cut texts and odd orders are others' trouble.
+# Characters that DuckDB or a URL would not interpret as part of a name.
+_SPECIAL = frozenset("*?[]#%\\")
+# Types whose bounds in a footer are exact. Other types may have NaN, truncated texts or another order.
 _EXACT = frozenset(
     ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "DATE", "TIMESTAMP",
      "TIMESTAMP WITH TIME ZONE")
@@ -44,7 +44,7 @@ _EXACT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's rows and its columns with their DuckDB types; `untyped` ones hold nothing but null."""
+    """The rows of a file and its columns with their DuckDB types. `untyped` columns have only nulls."""
 
     rows: int
     columns: Mapping[str, str]
@@ -52,11 +52,11 @@ class Footer:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What the rows of a file are asked for.
+class ContentRequest:
+    """What to compute from the rows of a file.
 
-    `schema`: the columns that an expression may name. `statistics`: columns with their types. `required`: no nulls.
-    `content`: decode every row and digest the file.
+    `schema` has the columns that an expression may use, `statistics` the columns with their types. `required` columns
+    must have no nulls. `content` decodes every row and computes the digest.
     """
 
     schema: Mapping[str, str]
@@ -67,8 +67,10 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
-    """What was found in a file. `partitions`: texts of the expressions' values, the most frequent and one more."""
+class FileContent:
+    """The result of an examination. `partitions` are the texts of the expressions' values: the most frequent and one
+    more.
+    """
 
     stats: Stats
     partitions: tuple[tuple[str | None, ...], ...]
@@ -76,9 +78,9 @@ class Examined:
 
 
 class Footers:
-    """Reads the files of a source; several threads may ask. A context: it has a connection and a folder.
+    """Reads the files of a source. Safe to share between threads. A context manager with a connection and a folder.
 
-    `table`: the store of the table that the files are for.
+    `table` is the store of the table into which the files are imported.
     """
 
     def __init__(self, origin: Origin, *, table: ObjectStore, means: ResourceLimits | None = None) -> None:
@@ -101,16 +103,16 @@ class Footers:
         remove_folder(self._folder)
 
     def read(self, file: SourceFile) -> Footer:
-        """The footer. Raises InvalidBatch for what is no Parquet file that can be read, UnsupportedType."""
-        return self._ask(file, lambda con, path: self._footer(con, path, file))
+        """Return the footer. Raises InvalidBatch if the file cannot be read as Parquet, and UnsupportedType."""
+        return self._run(file, lambda con, path: self._footer(con, path, file))
 
-    def examine(self, file: SourceFile, footer: Footer, demand: Demand) -> Examined:
-        """The rows, as far as it takes. Raises InvalidBatch."""
-        return self._ask(file, lambda con, path: self._examine(con, path, file, footer, demand), whole=demand.content)
+    def examine(self, file: SourceFile, footer: Footer, demand: ContentRequest) -> FileContent:
+        """Examine the rows, as far as the request needs. Raises InvalidBatch."""
+        return self._run(file, lambda con, path: self._examine(con, path, file, footer, demand), whole=demand.content)
 
     @contextmanager
     def fetched(self, file: SourceFile) -> Iterator[Path]:
-        """The file on this machine: itself, or a copy for as long as the context lasts. Raises InvalidBatch."""
+        """The file on this machine: itself, or a copy while the context is open. Raises InvalidBatch."""
         if self._location.scheme == "file":
             yield Path(file.path)
             return
@@ -125,28 +127,28 @@ class Footers:
 
     def _gone(self, file: SourceFile) -> InvalidBatch:
         return InvalidBatch(
-            f"{self._table}: '{file.path}' was removed while it was imported. Nothing was imported. Let nobody change "
-            "the files, and import them again."
+            f"{self._table}: '{file.path}' was removed while it was imported. Nothing was imported. Ensure that no "
+            "program changes the files, and import them again."
         )
 
-    def _ask(
-        self, file: SourceFile, question: Callable[[duckdb.DuckDBPyConnection, str], _Answer], *, whole: bool = False
-    ) -> _Answer:
-        odd = not self._location.is_opened_by_engines or bool(_ODD & set(file.path))
-        if not odd and not whole:
+    def _run(
+        self, file: SourceFile, query: Callable[[duckdb.DuckDBPyConnection, str], _Result], *, whole: bool = False
+    ) -> _Result:
+        in_place = self._location.is_opened_by_engines and not _SPECIAL & set(file.path)
+        if in_place and not whole:
             try:
                 with self._con.cursor() as con:
-                    return question(con, file.path)
+                    return query(con, file.path)
             except duckdb.Error:
-                pass  # the object itself decides, read by the store's client
+                pass  # retried below with the whole object, read by the store's client
         with self.fetched(file) as path, self._plain(path) as plain, self._con.cursor() as con:
             try:
-                return question(con, str(plain))
+                return query(con, str(plain))
             except duckdb.OutOfMemoryException as error:
                 raise InvalidOption(
-                    f"{self._table}: '{file.path}' needs more memory than there is for it "
-                    f"({str(error).splitlines()[0]}). Nothing was imported. Give the engine that imports more "
-                    "memory_bytes, or import without verify."
+                    f"{self._table}: '{file.path}' needs more memory than is available "
+                    f"({str(error).splitlines()[0]}). Nothing was imported. Give the engine more memory_bytes, or "
+                    "import without verify."
                 ) from None
             except duckdb.Error as error:
                 if not path.exists():
@@ -154,13 +156,13 @@ class Footers:
                 reason = str(error).splitlines()[0].replace(str(plain), "it")
                 raise InvalidBatch(
                     f"{self._table}: '{file.path}' cannot be read as Parquet ({reason}). Nothing was imported. Repair "
-                    "the file, or leave it out: name the others by a glob."
+                    "the file, or exclude it by a glob that matches the others."
                 ) from None
 
     @contextmanager
     def _plain(self, path: Path) -> Iterator[Path]:
         """The file under a path without wildcards."""
-        if not _ODD & set(str(path)):
+        if not _SPECIAL & set(str(path)):
             yield path
             return
         link = self._folder / f"{next(self._numbers)}.parquet"
@@ -181,7 +183,7 @@ class Footers:
         nested = [c for c in nulls if "(" in described.get(c, "") or "[" in described.get(c, "")]
         if nested:
             raise UnsupportedType(
-                f"{self._table}: column '{nested[0]}' of '{file.path}' is {described[nested[0]]}, of which some "
+                f"{self._table}: column '{nested[0]}' of '{file.path}' is {described[nested[0]]}, and some of its "
                 "elements have no type, because all are null. Insert the file: insert gives them the table's type."
             )
         columns = {
@@ -192,36 +194,38 @@ class Footers:
         return Footer(int(rows), columns, frozenset(nulls))
 
     def _examine(
-        self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile, footer: Footer, demand: Demand
-    ) -> Examined:
+        self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile, footer: Footer, demand: ContentRequest
+    ) -> FileContent:
         hashed = digest(Path(path)) if demand.content else None
         decode = f", bit_xor(hash({_ROW}))" if demand.content else ""
         required = [c for c in demand.required if c in footer.columns]
         if required or decode:
             counts = "".join(f", count({quote_name(c)})" for c in required)
-            [(rows, *found)] = con.execute(
+            [(rows, *present)] = con.execute(
                 f"SELECT count(*){counts}{decode} FROM {read_file(path)} AS {_ROW}"
             ).fetchall()
-            self._check_counts(file, int(rows), dict(zip(required, found, strict=False)), footer)
+            self._check_counts(file, int(rows), dict(zip(required, present, strict=False)), footer)
         partitions = _partitions(con, path, footer, demand) if demand.expressions else ()
-        return Examined(_statistics(con, path, footer, demand.statistics), partitions, hashed)
+        return FileContent(_statistics(con, path, footer, demand.statistics), partitions, hashed)
 
     def _check_counts(self, file: SourceFile, rows: int, present: Mapping[str, int], footer: Footer) -> None:
         if rows != footer.rows:
             raise InvalidBatch(
-                f"{self._table}: '{file.path}' has {rows} rows, and its footer counts {footer.rows}. Repair the file."
+                f"{self._table}: '{file.path}' has {rows} rows, but its footer counts {footer.rows}. Repair the file."
             )
         for column, filled in present.items():
             if filled != rows:
                 raise InvalidBatch(
-                    f"{self._table}: column '{column}' is null in {rows - filled} rows of '{file.path}', and the table "
-                    "requires it. Fill it in, or leave the file out."
+                    f"{self._table}: column '{column}' is null in {rows - filled} rows of '{file.path}', but the table "
+                    "requires it. Fill it in, or exclude the file."
                 )
 
 
 def _columns_of_nulls(tree: Sequence[tuple[str, int, str]]) -> set[str]:
-    """The columns in which something has no type: the schema's elements come depth first, the root before all."""
-    found: set[str] = set()
+    """Return the columns with an element without a type. The schema's elements are in depth-first order, the root
+    first.
+    """
+    columns: set[str] = set()
     position = 1
 
     def walk(column: str) -> None:
@@ -229,42 +233,42 @@ def _columns_of_nulls(tree: Sequence[tuple[str, int, str]]) -> set[str]:
         name, children, logical_type = tree[position]
         position += 1
         if logical_type == "NullType()":
-            found.add(column or name)
+            columns.add(column or name)
         for _ in range(children):
             walk(column or name)
 
     while position < len(tree):
         walk("")
-    return found
+    return columns
 
 
 def _partitions(
-    con: duckdb.DuckDBPyConnection, path: str, footer: Footer, demand: Demand
+    con: duckdb.DuckDBPyConnection, path: str, footer: Footer, demand: ContentRequest
 ) -> tuple[tuple[str | None, ...], ...]:
-    """The partitions of the rows: the most frequent one, and another if there are several."""
+    """Return the partitions of the rows: the most frequent one, and another if there are several."""
     select = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in footer.columns.items()]
     select += [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in demand.schema.items() if c not in footer.columns]
     values = ", ".join(f"CAST((\n{e.sql}\n) AS VARCHAR)" for e in demand.expressions)
-    found = con.execute(
+    rows = con.execute(
         f"SELECT [{values}]::VARCHAR[], count(*) FROM (SELECT {', '.join(select)} FROM {read_file(path)}) "
         "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 2"
     ).fetchall()
-    return tuple(tuple(texts) for texts, _ in found)
+    return tuple(tuple(texts) for texts, _ in rows)
 
 
 def _statistics(con: duckdb.DuckDBPyConnection, path: str, footer: Footer, columns: Mapping[str, str]) -> Stats:
-    """By the footer where that is exact, else by the rows."""
+    """Return the statistics, from the footer if it is exact, else from the rows."""
     present = {c: t for c, t in columns.items() if c in footer.columns}
-    told = {c: f for c, t in present.items() if t in _EXACT and (f := _from_footer(con, path, c, t)) is not None}
-    asked = {c: t for c, t in present.items() if c not in told}
-    if asked:
-        [(figures,)] = con.execute(f"SELECT {figures_sql(asked)} FROM {read_file(path)}").fetchall()
-        told |= {c: list(figures[3 * n : 3 * n + 3]) for n, c in enumerate(asked)}
-    return encode_statistics(present, [figure for c in present for figure in told[c]], footer.rows)
+    bounds = {c: f for c, t in present.items() if t in _EXACT and (f := _from_footer(con, path, c, t)) is not None}
+    remaining = {c: t for c, t in present.items() if c not in bounds}
+    if remaining:
+        [(figures,)] = con.execute(f"SELECT {figures_sql(remaining)} FROM {read_file(path)}").fetchall()
+        bounds |= {c: list(figures[3 * n : 3 * n + 3]) for n, c in enumerate(remaining)}
+    return encode_statistics(present, [figure for c in present for figure in bounds[c]], footer.rows)
 
 
 def _from_footer(con: duckdb.DuckDBPyConnection, path: str, column: str, type_: str) -> list[str | None] | None:
-    """Least and greatest value and their count, as texts; None when a row group does not tell them."""
+    """Return the minimum, the maximum and the count as texts; None if a row group lacks them."""
     [(low, high, present, values, exact)] = con.execute(
         f"""SELECT CAST(min(CAST(stats_min_value AS {type_})) AS VARCHAR),
                    CAST(max(CAST(stats_max_value AS {type_})) AS VARCHAR),

@@ -1,4 +1,4 @@
-"""Verify a table, and repair what can be repaired: types of columns, a lost spec.
+"""Verification of a table, and repair of column types and of a lost spec.
 
 May import `operations.retention`. Begin with `verify`.
 """

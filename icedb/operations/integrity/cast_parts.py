@@ -1,7 +1,7 @@
-"""Parts whose columns have other types than the table's: told by their footers, checked by value, written again.
+"""Parts whose columns have other types than the table's: found by their footers, checked by value, and rewritten.
 
-Every value is looked at before anything is written: converted back, it must be what it was. Text takes everything:
-JSON of what is nested, DuckDB's text of all else. A part keeps its partition, its rows and all its other columns.
+Every value is checked before anything is written: converted back, it must be unchanged. Text accepts every value, as
+JSON for nested types and DuckDB's text otherwise. A part keeps its partition, its rows and all its other columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from icedb.writer.part_writer import discard, put_part
 
 __all__ = ["Miscast", "check_values", "find_miscast", "recast"]
 
-# A footer is a request or two: enough of them under way to hide the latency.
+# A footer takes one or two requests; concurrency hides their latency.
 FOOTERS_AT_ONCE = 16
 RECASTS_AT_ONCE = 2
 EXAMPLE_CHARS = 100
@@ -43,27 +43,27 @@ EXAMPLE_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class Miscast:
-    """A part with columns of another type than the table's, and how they become what they must be."""
+    """A part with columns of another type than the table's, and their conversions."""
 
     part: Part
-    #: All its columns, in order, with the types that they will have.
+    #: All columns of the part, in order, with their target types.
     columns: Mapping[str, str]
     conversions: Mapping[str, Conversion]
 
 
 def find_miscast(handle: Handle, parts: Sequence[Part], types: Mapping[str, str]) -> list[Miscast]:
-    """Those parts in which one of these columns has another type, by their footers.
+    """Return the parts in which one of these columns has another type, by their footers.
 
     Raises MissingPart, SnapshotExpired and the store's errors.
     """
     with _connected(handle, parts) as (con, folder), ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         stored = {type_: _as_stored(con, folder, type_) for type_ in set(types.values())}
-        found = pool.map(lambda part: _miscast(handle, con, part, types, stored), parts)
-        return [miscast for miscast in found if miscast is not None]
+        checked = pool.map(lambda part: _miscast(handle, con, part, types, stored), parts)
+        return [miscast for miscast in checked if miscast is not None]
 
 
 def _as_stored(con: duckdb.DuckDBPyConnection, folder: Path, type_: str) -> str:
-    """What a footer makes of a column of this type: Parquet has no arrays of a fixed length, for example."""
+    """Return the type that a footer reports for a column of this type. Parquet lacks fixed-size arrays, for example."""
     path = folder / "nothing.parquet"
     con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value WHERE false) TO {quote_text(str(path))} (FORMAT parquet)")
     return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
@@ -88,9 +88,9 @@ def _conversion(column: str, source: str, target: str) -> Conversion:
 
 
 def check_values(handle: Handle, miscasts: Sequence[Miscast]) -> None:
-    """Raise SchemaConflict for the first part with a value that would be lost, naming the value.
+    """Raise SchemaConflict for the first part with a value that the conversion would change, with the value.
 
-    Raises MissingPart, SnapshotExpired and the store's errors too.
+    Also raises MissingPart, SnapshotExpired and the store's errors.
     """
     with _connected(handle, [m.part for m in miscasts]) as (con, _), ThreadPoolExecutor(RECASTS_AT_ONCE) as pool:
         for _done in pool.map(lambda miscast: _check_values(handle, con, miscast), miscasts):
@@ -98,8 +98,7 @@ def check_values(handle: Handle, miscasts: Sequence[Miscast]) -> None:
 
 
 def _check_values(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast) -> None:
-    doubtful = [c for c in miscast.conversions.values() if c.misfit]
-    for conversion in doubtful:
+    for conversion in (c for c in miscast.conversions.values() if c.misfit):
         example = f"any_value(CAST({quote_name(conversion.column)} AS VARCHAR)) FILTER (WHERE {conversion.misfit})"
         query = f"SELECT count(*) FILTER (WHERE {conversion.misfit}), {example} "
         try:
@@ -109,7 +108,7 @@ def _check_values(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Misca
         except (duckdb.BinderException, duckdb.ConversionException, duckdb.NotImplementedException) as error:
             raise _lossy(handle, miscast, conversion, str(error).splitlines()[0]) from None
         if misfits:
-            reason = f"{misfits} of its rows would lose something, for example {str(value)[:EXAMPLE_CHARS]!r}"
+            reason = f"{misfits} of its values would change, for example {str(value)[:EXAMPLE_CHARS]!r}"
             raise _lossy(handle, miscast, conversion, reason)
 
 
@@ -117,7 +116,7 @@ def _lossy(handle: Handle, miscast: Miscast, conversion: Conversion, reason: str
     column, source, target = conversion.column, conversion.source, conversion.target
     return SchemaConflict(
         f"{handle.table}: column '{column}' is {source} in the part '{miscast.part.key}' and cannot become {target}: "
-        f"{reason}. Nothing was changed. Give another type: types={{{column!r}: 'VARCHAR'}} takes every value.",
+        f"{reason}. Nothing was changed. Choose another type: types={{{column!r}: 'VARCHAR'}} accepts every value.",
         column=column,
         types=(source, target),
     )
@@ -127,7 +126,7 @@ def _lossy(handle: Handle, miscast: Miscast, conversion: Conversion, reason: str
 
 
 def recast(handle: Handle, miscasts: Sequence[Miscast]) -> list[Marker]:
-    """Write each part anew; their markers, in the same order. On failure what was written is deleted.
+    """Rewrite each part, and return the markers in the same order. After a failure the new parts are deleted.
 
     Raises MissingPart, SnapshotExpired, InvariantViolated and the store's errors.
     """
@@ -159,8 +158,8 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
         rows = int(own.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
         if not rows == expected == (part.rows if part.rows is not None else rows):
             raise InvariantViolated(
-                f"{handle.table}: writing '{part.key}' again gave {rows} rows; it has {expected}, and its marker says "
-                f"{part.rows}. Nothing was published."
+                f"{handle.table}: the rewrite of '{part.key}' has {rows} rows, the part has {expected}, and its marker "
+                f"records {part.rows}. Nothing was published."
             )
         sorted_by = statistics_columns(handle.spec.sort_by, miscast.columns, handle.expressions)
         figures = f"SELECT {figures_sql(sorted_by)} FROM {read_file(path)}"
@@ -171,7 +170,7 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
 
 @contextmanager
 def _connected(handle: Handle, parts: Sequence[Part]) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
-    """A connection that can read these parts, and a folder; an error of DuckDB's becomes what it means."""
+    """Open a connection that can read these parts, and a folder. DuckDB's errors are translated."""
     started_ms = handle.clock.now_ms()
     folder = make_folder("repair")
     try:

@@ -1,7 +1,7 @@
-"""Which type a column gets of which log files say several: one into which all of them widen without loss.
+"""The type of a column for which log files record several types: one into which all of them widen without loss.
 
-Only the log's state is looked at here. A type may widen into one that cannot hold quite all of its values, as BIGINT
-into DOUBLE: whether those that are there can be kept is seen later (`icedb.operations.integrity.cast_parts`).
+Only the log's state is read here. A type may widen into one that cannot hold all of its values, such as BIGINT into
+DOUBLE. `icedb.operations.integrity.cast_parts` checks later whether the stored values fit.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from icedb.sql.types import describe, storage_type
 
 __all__ = ["RepairedColumn", "choose_types", "common_type"]
 
-# A common type that Parquet does not have, and one that holds the same numbers.
+# A common type that Parquet does not have, and its replacement with the same numbers.
 _INSTEAD = {"HUGEINT": "DECIMAL(38,0)"}
 
 
 @dataclass(frozen=True, slots=True)
 class RepairedColumn:
-    """A column of which log files said several `types`, and the `type` that it gets."""
+    """A column for which log files record several `types`, and the `type` that the repair chose."""
 
     column: str
     types: tuple[str, ...]
     type: str
-    #: Those that say another type than the one that it gets.
+    #: The log files that record another type than the chosen one.
     log_files: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.column}: {', '.join(self.types)} becomes {self.type}"
 
 
-def choose_types(state: TableState, given: Mapping[str, str], spec: TableSpec) -> tuple[RepairedColumn, ...]:
-    """Which type each column with a conflict gets. Opens no store.
+def choose_types(state: TableState, requested: Mapping[str, str], spec: TableSpec) -> tuple[RepairedColumn, ...]:
+    """Return the chosen type of each column with a conflict. Opens no store.
 
-    Raises SchemaConflict for one whose types have none in common, UnknownColumn, InvalidOption and UnsupportedType.
+    Raises SchemaConflict for a column without a common type, UnknownColumn, InvalidOption and UnsupportedType.
     """
-    for column, type_ in given.items():
+    for column, type_ in requested.items():
         if column not in state.schema:
             raise UnknownColumn(
                 f"{state.table}: types names '{column}', and the table has no such column (it has "
@@ -51,25 +51,25 @@ def choose_types(state: TableState, given: Mapping[str, str], spec: TableSpec) -
             )
         if column not in state.conflicts and state.schema[column] != type_:
             raise InvalidOption(
-                f"{state.table}: types says that '{column}' is {type_}; it is {state.schema[column]} in all log files, "
-                "and repair changes no column that has one type. Leave it out."
+                f"{state.table}: types names {type_} for the column '{column}', which is {state.schema[column]} in all "
+                "log files. Repair changes no column that has one type. Remove it from types."
             )
     _check_case(state)
-    return tuple(_choose(state, column, types, given, spec) for column, types in state.conflicts.items())
+    return tuple(_choose(state, column, types, requested, spec) for column, types in state.conflicts.items())
 
 
 def _choose(
-    state: TableState, column: str, types: Mapping[str, tuple[str, ...]], given: Mapping[str, str], spec: TableSpec
+    state: TableState, column: str, types: Mapping[str, tuple[str, ...]], requested: Mapping[str, str], spec: TableSpec
 ) -> RepairedColumn:
     declared = {column: spec.columns[column]} if column in spec.columns else {}
-    chosen = given.get(column) or common_type([*types, *declared.values()], column=column, table=state.table)
+    chosen = requested.get(column) or common_type([*types, *declared.values()], column=column, table=state.table)
     if chosen is None:
         where = " and ".join(f"{t} in {', '.join(map(repr, keys[:3]))}" for t, keys in types.items())
         one, other = list(types)[:2]
         raise SchemaConflict(
-            f"{state.table}: column '{column}' is {where}, and there is no type that holds the values of all without "
-            f"loss. Choose one: types={{{column!r}: 'VARCHAR'}} makes text of every value (--type {column}=VARCHAR); "
-            "another one is taken if each value can become it and back.",
+            f"{state.table}: column '{column}' is {where}, and no type holds all values without loss. Choose one: "
+            f"types={{{column!r}: 'VARCHAR'}} converts every value to text (--type {column}=VARCHAR). Another type is "
+            "accepted if each value can be converted to it and back.",
             column=column,
             types=(one, other),
             log_files=(types[one][0], types[other][0]),
@@ -79,7 +79,9 @@ def _choose(
 
 
 def common_type(types: Sequence[str], *, column: str, table: str) -> str | None:
-    """A type into which each of these widens without loss, or None. Prefers one for which no value needs a look."""
+    """Return a type into which each of these widens without loss, or None. Prefers a type that needs no check of
+    values.
+    """
     candidates = []
     for candidate in dict.fromkeys(_candidates(types)):
         try:
@@ -103,7 +105,7 @@ def _candidates(types: Sequence[str]) -> Iterator[str]:
             united = describe(con, union)["value"]
             yield _INSTEAD.get(united, united)
         except duckdb.Error:
-            pass  # a number and a struct, for example
+            pass  # no common type, such as for a number and a struct
     yield from types
     if "FLOAT" in types:
         yield "DOUBLE"  # exact for more integers
@@ -119,7 +121,7 @@ def _check_case(state: TableState) -> None:
             )
             raise SchemaConflict(
                 f"{state.table}: the columns '{other}' (in the log file '{first}') and '{column}' (in '{second}') "
-                "differ only in case, which SQL does not tell apart, and repair does not unite them. While no program "
+                "differ only in case, which SQL does not distinguish, and repair does not merge them. While no program "
                 f"writes, move '{second}' elsewhere, and insert the rows of its parts again, as '{other}'.",
                 column=column,
                 types=(state.schema[other], state.schema[column]),

@@ -1,8 +1,8 @@
-"""Read a log that may be damaged, and say what is wrong with it: every problem, not the first one.
+"""Read a log that may be damaged, and list all of its problems.
 
-Everybody else refuses a log at its first problem, for nothing is guessed. Here each log file is read on its own and
-what is good is replayed, so that one look tells how much is lost. Nothing is changed, and no state that is put
-together here is ever written.
+Every other reader rejects a log at its first problem, because guessing could lose rows. Here each log file is read on
+its own and the readable ones are replayed, so that one run shows the extent of the damage. Nothing is changed, and the
+state that is computed here is never written.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ __all__ = ["Problem", "ReadLog", "Severity", "check_claims", "check_log", "link_
 
 Severity = Literal["error", "warning"]
 
-# So many bodies are in memory at a time; a log file is decoded and its body dropped.
+# The maximum number of bodies in memory; each is released after it is decoded.
 FETCH_AT_ONCE = 256
 
 FOREIGN = (
     "Another program, which takes no claims, maintained this table: stop it, and restore the log files that it "
-    "deleted from a backup or from earlier versions of the objects."
+    "deleted, from a backup or from earlier versions of the objects."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that must not be, where, and what to do about it. A warning costs no rows and no reader."""
+    """A defect of a table, with its object and the remedy. A warning affects no rows and no reader."""
 
     kind: str
     severity: Severity
-    #: The object that it is about; empty when it is about none alone.
+    #: The affected object; empty if several are affected.
     key: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """What of a log can be read, as a state. `unread` are the log files that are there and cannot be."""
+    """The readable part of a log, as a state. `unread` are listed log files that cannot be read."""
 
     state: TableState
     unread: frozenset[str]
-    #: The epochs that the names of those announce.
+    #: The epochs in the names of the unread log files.
     unread_epochs: frozenset[int]
     problems: tuple[Problem, ...]
 
 
 def read_log(handle: Handle) -> ReadLog:
-    """List the log, read each log file on its own, and replay those that are good. Raises the store's errors only."""
+    """List the log, read each log file on its own, and replay the readable ones. Raises only the store's errors."""
     listed = handle.store.list(handle.keys.log_prefix)
     listed_ms = {info.key: info.stored_ms for info in listed}
     links = {info.key for info in listed if info.is_link}
@@ -73,13 +73,13 @@ def read_log(handle: Handle) -> ReadLog:
         for key, stored in handle.store.get_many(some).items():
             try:
                 handle.keys.parse_log_file(key)
-                found = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
-                check_types(key, found.file.schema, type_name)
+                log_file = StoredLogFile(key, decode(stored.body, key, handle.keys), stored.stored_ms)
+                check_types(key, log_file.file.schema, type_name)
             except CorruptLog as error:
                 problems.append(Problem("damaged_log", "error", key, str(error)))
             else:
-                files[key] = found
-                problems += _check_file(found, stored, handle.keys)
+                files[key] = log_file
+                problems += _check_file(log_file, stored, handle.keys)
     damaged = links | {p.key for p in problems if p.kind == "damaged_log"}
     state, conflicts = _replay_good(handle.table, files, listed_ms)
     gone = listed_ms.keys() - files.keys() - damaged - state.ignored
@@ -97,13 +97,13 @@ def _announced(log_files: Iterable[str], keys: Keys) -> frozenset[int]:
 
 
 def link_problem(table: str, key: str) -> Problem:
-    """The problem of a symbolic link in a folder of the table."""
+    """Return the problem of a symbolic link in a folder of the table."""
     return Problem(
         "symbolic_link",
         "error",
         key,
-        f"{table}: '{key}' is a symbolic link. What it leads to is neither read nor deleted. Put the file or folder "
-        "itself in its place, or remove the link.",
+        f"{table}: '{key}' is a symbolic link. Its target is neither read nor deleted. Replace the link by the file or "
+        "folder itself, or remove it.",
     )
 
 
@@ -126,7 +126,7 @@ def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterator[Problem]:
-    """What decoding alone does not see: name and content say the same, and sections lie one after the other."""
+    """Check what decoding does not: name and content must agree, and the sections must follow one another."""
     key, file, name = stored.key, stored.file, keys.parse_log_file(stored.key)
     try:
         header = msgspec.json.decode(body.body.split(b"\n", 1)[0], type=Header)
@@ -141,17 +141,17 @@ def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterat
             "sections",
             "error",
             key,
-            f"the header of the log file '{key}' says that its schema is line {header.schema_line}, its log tombstones "
-            f"begin at {header.tombstone_line} and its markers at {header.part_line}; they must follow one another. "
-            "Lines may be overlooked, or read as something else: restore the object.",
+            f"the header of the log file '{key}' puts the schema in line {header.schema_line}, the log tombstones from "
+            f"line {header.tombstone_line} and the markers from line {header.part_line}. They must follow one another. "
+            "Lines may be skipped or misread. Restore the object.",
         )
     if name.epoch != file.epoch and (file.epoch is not None or name.is_ours):
         yield Problem(
             "epoch_name",
             "error",
             key,
-            f"the log file '{key}' is epoch {file.epoch}, and its name says {name.epoch}. It was renamed, or a program "
-            f"that does not know epochs wrote it. {FOREIGN}",
+            f"the log file '{key}' has the epoch {file.epoch}, and its name has {name.epoch}. It was renamed, or "
+            f"written by a program that does not support epochs. {FOREIGN}",
         )
     if name.t_ms != file.t_ms:
         yield Problem(
@@ -159,16 +159,16 @@ def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterat
             "warning",
             key,
             f"the log file '{key}' has the time {time_text(file.t_ms)} in its header and {time_text(name.t_ms)} in its "
-            "name. Its parts count from their markers' times; it was renamed or copied: find out by whom.",
+            "name. It was renamed or copied. Readers use the times of its markers. Find the program that did it.",
         )
-    # A void stands where an append that brings a column would have stood; v3 programs name log files as they like.
+    # A void replaces an append that adds a column, so it lacks '_m'. The names of v3 programs are arbitrary.
     if file.epoch is not None and not file.void and file.carries_tombstones and not name.merged:
         yield Problem(
             "name_merged",
             "warning",
             key,
-            f"the log file '{key}' carries tombstones and its name lacks '_m'. It is read all the same; programs that "
-            "look for tombstones by name will miss it.",
+            f"the log file '{key}' carries tombstones, but its name lacks '_m'. It is read nevertheless. Programs that "
+            "find tombstones by name will miss it.",
         )
 
 
@@ -178,7 +178,7 @@ def _check_file(stored: StoredLogFile, body: StoredObject, keys: Keys) -> Iterat
 def _replay_good(
     table: str, files: Mapping[str, StoredLogFile], listed_ms: Mapping[str, int]
 ) -> tuple[TableState, list[Problem]]:
-    """A state of the good log files, without what replay would refuse: an epoch twice, a column of two types."""
+    """Replay the readable log files, without the defects that replay rejects: repeated epochs, columns of two types."""
     problems: list[Problem] = []
     epochs: dict[int, str] = {}
     good: list[StoredLogFile] = []
@@ -197,19 +197,19 @@ def _same_epoch(table: str, epoch: int, one: str, other: str) -> Problem:
         "foreign_maintenance",
         "error",
         other,
-        f"{table}: the log files '{one}' and '{other}' both say they are epoch {epoch}. {FOREIGN}",
+        f"{table}: the log files '{one}' and '{other}' both have the epoch {epoch}. {FOREIGN}",
     )
 
 
 def _schema_conflicts(state: TableState) -> Iterator[Problem]:
     for column, types in state.conflicts.items():
         newest = max(keys[0] for keys in types.values())
-        message = f"{state.table}: {describe_conflict(column, types)} The table cannot be read before."
+        message = f"{state.table}: {describe_conflict(column, types)} The table cannot be read until then."
         yield Problem("schema_conflict", "error", newest, message)
 
 
 def check_log(log: ReadLog, *, now_ms: int, skew_ms: int) -> list[Problem]:
-    """What must hold of all log files together. Pure."""
+    """Return the problems of all log files together. Pure."""
     return [
         *_missing_epochs(log),
         *_disagreeing_markers(log.state),
@@ -226,26 +226,28 @@ def _missing_epochs(log: ReadLog) -> Iterator[Problem]:
             "missing_epoch",
             "error",
             next(k for k, f in state.files.items() if f.file.epoch == state.epoch),
-            f"{state.table}: epoch {state.epoch}, the newest, needs epoch {epoch}, and no log file is it. No "
-            f"program can read the table. {FOREIGN}",
+            f"{state.table}: the newest epoch, {state.epoch}, needs epoch {epoch}, which no log file has. No program "
+            f"can read the table. {FOREIGN}",
         )
 
 
 def _disagreeing_markers(state: TableState) -> Iterator[Problem]:
-    """A part never changes, so all markers of it say the same, as far as they say anything."""
+    """Find markers of one part that disagree. A part never changes, so all its markers must be equal where they have
+    values.
+    """
     first: dict[str, tuple[Marker, str]] = {}
     for key, stored in sorted(state.files.items()):
         for marker in stored.file.markers:
-            known, source = first.setdefault(marker.key, (marker, key))
-            one, other = (known.bytes, known.rows, known.digest), (marker.bytes, marker.rows, marker.digest)
+            earlier, source = first.setdefault(marker.key, (marker, key))
+            one, other = (earlier.bytes, earlier.rows, earlier.digest), (marker.bytes, marker.rows, marker.digest)
             if any(None not in (a, b) and a != b for a, b in zip(one, other, strict=True)):
                 yield Problem(
                     "markers_disagree",
                     "error",
                     marker.key,
                     f"{state.table}: the part '{marker.key}' has (bytes, rows, digest) {one} in the log file "
-                    f"'{source}' and {other} in '{key}'. One of them was changed after it was written: compare with "
-                    "the object.",
+                    f"'{source}' and {other} in '{key}'. One of them was changed after it was written. Compare both "
+                    "with the object.",
                 )
 
 
@@ -256,8 +258,8 @@ def _far_ahead(state: TableState, latest_ms: int) -> Iterator[Problem]:
             "far_ahead",
             "warning",
             key,
-            f"{state.table}: the log file '{key}' is {ahead_s:.0f} s further ahead of this machine's clock than clocks "
-            "may differ. It is read; merges leave it alone until then. Set the clock of its writer, or this one (NTP).",
+            f"{state.table}: the log file '{key}' is ahead of this machine's clock by {ahead_s:.0f} s more than the "
+            "allowed skew. It is read, but not merged until then. Set the clock of its writer or this machine (NTP).",
         )
 
 
@@ -269,16 +271,16 @@ def _seen_otherwise_by_v3(state: TableState) -> Iterator[Problem]:
             "v3_readers",
             "error",
             key,
-            f"{state.table}: the part '{key}' is {here}, and {there} to v3 programs, which believe the last marker "
-            "in the order of names. Do not read the table with v3 until merge and cleanup have replaced the log files "
-            "that name it.",
+            f"{state.table}: the part '{key}' is {here}, but {there} to v3 programs, which use the last marker in the "
+            "order of names. Do not read the table with v3 until merge and cleanup have replaced the log files that "
+            "name it.",
         )
 
 
 def check_claims(claims: Sequence[FoundClaim], log: ReadLog) -> Iterator[Problem]:
-    """A claim is made one beyond the newest epoch: where claims are further on, or were published, log files are gone.
+    """Find claims that prove that log files are missing. The claims must have been listed before the log.
 
-    The claims must have been listed before the log.
+    A claim is taken one beyond the newest epoch. If a claim is further ahead, or was published, log files were deleted.
     """
     state = log.state
     newest = max([state.epoch, *log.unread_epochs])
@@ -292,6 +294,6 @@ def check_claims(claims: Sequence[FoundClaim], log: ReadLog) -> Iterator[Problem
                 "foreign_maintenance",
                 "error",
                 claim.key,
-                f"{state.table}: the claim '{claim.key}' shows that there was an epoch {claim.epoch}, and the newest "
-                f"in the log is {newest}: '{claim.log_key}' is gone. {FOREIGN}",
+                f"{state.table}: the claim '{claim.key}' shows that epoch {claim.epoch} was committed, but the newest "
+                f"epoch in the log is {newest}. The log file '{claim.log_key}' is missing. {FOREIGN}",
             )

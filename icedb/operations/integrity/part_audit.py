@@ -1,7 +1,7 @@
-"""Compare parts with what their markers say: rows by the footer, or all that can be compared by the content.
+"""Compare parts with their markers: the rows in the footer, or the whole content.
 
-Footers are read by DuckDB, many parts to a query and several queries at a time. A part is only said to be damaged
-after the whole object was fetched and could not be read either: a network that fails is no damage.
+DuckDB reads footers, many parts in a query and several queries at a time. A part is reported as damaged only after the
+whole object was fetched and could not be read either, because a network failure is no damage.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from icedb.writer.part_writer import digest
 
 __all__ = ["check_contents", "check_footers"]
 
-# A query of so many footers takes a second or two from a bucket, and so many queries hide its latency.
+# A query of so many footers takes a second or two from a bucket; so many concurrent queries hide the latency.
 FOOTERS_AT_ONCE = 64
 QUERIES_AT_ONCE = 8
-# Whole parts are fetched into memory on their way to the disk: some hundred megabytes each, at worst.
+# Whole parts are fetched into memory before they are written to disk: at worst some hundred megabytes each.
 FETCHES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What the object of a part holds. `rows` is None when it cannot be read as Parquet, for the reason `error`.
+    """The content of a part's object. If `rows` is None, it cannot be read as Parquet for the reason `error`.
 
-    `digest` is None when nobody asked for it.
+    `digest` is None unless it was requested.
     """
 
     digest: str | None
@@ -45,27 +45,29 @@ class _Content:
 
 
 def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
-    """Problems of parts whose footer does not count the rows that the marker does. Raises the store's errors."""
+    """Return problems of parts whose footer and marker differ in the number of rows. Raises the store's errors."""
     if not handle.location.is_opened_by_engines:
         return check_contents(handle, markers, deep=False)
     chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
     con = connect_reader(handle.location)
     try:
         with progress("reading footers", len(markers), "parts") as advance, ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-            found = []
+            suspicious = []
             for some, suspects in zip(
                 chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
             ):
-                found += suspects
+                suspicious += suspects
                 advance(len(some))
     finally:
         con.close()
-    # Whatever the footer said, the object itself decides.
-    return check_contents(handle, found, deep=False)
+    # The object itself decides, because a footer may have failed to load.
+    return check_contents(handle, suspicious, deep=False)
 
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
-    """The parts whose footer cannot be read or counts other rows. One bad part fails its query, so halves are tried."""
+    """Return the parts whose footer cannot be read or has other rows. One bad part fails its query, so halves are
+    retried.
+    """
     by_path = dict(zip(handle.own_paths([handle.part(m) for m in markers]), markers, strict=True))
     paths = ", ".join(map(quote_text, by_path))
     query = f"SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
@@ -73,7 +75,7 @@ def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[
         rows = {str(path): int(n) for path, n in con.execute(query).fetchall()}
     except duckdb.Error:
         with suppress(ObjectNotFound):
-            handle.store.head(markers[0].key)  # a store that does not answer is not asked for each part
+            handle.store.head(markers[0].key)  # raises early if the store does not answer
         if len(markers) == 1:
             return list(markers)
         half = len(markers) // 2
@@ -82,9 +84,9 @@ def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[
 
 
 def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> list[Problem]:
-    """Problems of parts whose content is not what their markers say; `deep` compares digests and decodes every row.
+    """Return problems of parts whose content differs from their markers. `deep` compares digests and decodes every row.
 
-    A part that is not there is left out: whether it must be is not decided here. Raises the store's errors.
+    Missing parts are skipped here. Raises the store's errors.
     """
     if not markers:
         return []
@@ -98,8 +100,8 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
                 lambda numbered: _check_part(handle, con, numbered[1], folder / f"{numbered[0]}.parquet", deep=deep),
                 enumerate(markers),
             )
-            for marker, found in zip(markers, checked, strict=True):
-                problems += found
+            for marker, of_part in zip(markers, checked, strict=True):
+                problems += of_part
                 advance(marker.bytes)
         return problems
     finally:
@@ -120,7 +122,7 @@ def _check_part(
 
 @contextmanager
 def _fetched(handle: Handle, marker: Marker, path: Path) -> Iterator[Path]:
-    """The object as a file: where it lies, or a copy at `path` for as long as it is looked at."""
+    """The object as a local file: the object itself, or a temporary copy at `path`."""
     if handle.location.scheme == "file":
         yield Path(*handle.own_paths([handle.part(marker)]))
         return
@@ -148,32 +150,32 @@ def _count_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
 
 
 def _decode_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
-    """Hashing every row makes DuckDB decode every page."""
+    """Count the rows and hash each of them, which makes DuckDB decode every page."""
     row = f"{RESERVED}row"
     return int(con.execute(f"SELECT count(*), bit_xor(hash({row})) FROM {read_file(path)} AS {row}").fetchall()[0][0])
 
 
 def _compare(table: str, marker: Marker, content: _Content) -> Iterator[Problem]:
-    restore = "Restore the object from a backup or an earlier version of it."
+    remedy = "Restore the object from a backup or an earlier version of it."
     if None not in (marker.digest, content.digest) and marker.digest != content.digest:
         yield Problem(
             "part_digest",
             "error",
             marker.key,
-            f"{table}: the live part '{marker.key}' has the digest {content.digest} instead of {marker.digest}: it is "
-            f"not what was written. {restore}",
+            f"{table}: the live part '{marker.key}' has the digest {content.digest} instead of {marker.digest}, so its "
+            f"content was changed. {remedy}",
         )
     if content.rows is None:
         yield Problem(
             "damaged_part",
             "error",
             marker.key,
-            f"{table}: the live part '{marker.key}' cannot be read as Parquet ({content.error}). {restore}",
+            f"{table}: the live part '{marker.key}' cannot be read as Parquet ({content.error}). {remedy}",
         )
     elif marker.rows not in (None, content.rows):
         yield Problem(
             "part_rows",
             "error",
             marker.key,
-            f"{table}: the live part '{marker.key}' has {content.rows} rows instead of {marker.rows}. {restore}",
+            f"{table}: the live part '{marker.key}' has {content.rows} rows instead of {marker.rows}. {remedy}",
         )

@@ -1,8 +1,8 @@
-"""Repair a table of which log files say that one column has two types: no program can read it until then.
+"""Repair a table whose log files record two types for one column. No program can read it until then.
 
-Only a program that does not check the schema makes such a table. For each such column one type is chosen, into which
-all the others widen without loss, or the caller's. Live parts of another type are written again, and the log files
-that say another type are replaced, in one exclusive commit. Older snapshots stay readable, as after a merge.
+Only a program that does not check the schema creates such a table. The repair chooses one type for each such column:
+one into which all others widen without loss, or the caller's. It rewrites live parts of another type, and replaces the
+log files that record another type, in one exclusive commit. Older snapshots stay readable, as after a merge.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair did, or would do. Without a conflict nothing is done.
+    """The result of a repair, or of a dry run. Without a conflict nothing is done.
 
-    `rewritten_parts` had `bytes` together and hold `rows`, None when one does not say how many.
+    `bytes` is the size of the original `rewritten_parts`. `rows` is None if one does not record its rows.
     """
 
     conflicts: tuple[RepairedColumn, ...]
     rewritten_parts: int
     rows: int | None
     bytes: int
-    #: Columns of several types after the repair: a program that does not check the schema is still writing. Stop it,
+    #: Columns of several types after the repair. A program that does not check the schema is still writing: stop it,
     #: and repair the table again.
     still_in_conflict: tuple[str, ...]
-    #: Programs that had the table open may go on to write what they took for a column's type: close and open it there.
+    #: Programs that have the table open may continue to write another type: reopen the table in these programs.
     writers_must_reopen: bool
     commit: Commit
     dry_run: bool
@@ -54,15 +54,14 @@ class RepairReport:
 
 def repair(handle: Handle, types: Mapping[str, str] | None = None, *, dry_run: bool = False) -> RepairReport:
     """Give each column one type. See `Table.repair_types`."""
-    given = _given_types(handle, types or {})
     tolerant = handle.tolerant()
-    operation = _Repair(tolerant, given)
+    operation = _Repair(tolerant, _requested_types(handle, types or {}))
     if dry_run:
         state = tolerant.read(fresh=True)
         rewritten = operation.plan(state, handle.far_ahead_ms(handle.clock.now_ms()))
         return _report(operation, rewritten, nothing_to_commit(handle), (), dry_run=True)
     commit = commit_exclusive(tolerant, operation)
-    # By what was committed, not by the last plan: another may have completed an earlier one for us.
+    # Reports the committed parts, not the last plan: another writer may have completed an earlier attempt.
     rewritten = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
     again = tolerant.read(fresh=True).conflicts if commit.committed else {}
     handle.learn_schema(tolerant.known_schema)
@@ -70,7 +69,7 @@ def repair(handle: Handle, types: Mapping[str, str] | None = None, *, dry_run: b
     return _report(operation, rewritten, commit, tuple(again), dry_run=False)
 
 
-def _given_types(handle: Handle, types: Mapping[str, str]) -> dict[str, str]:
+def _requested_types(handle: Handle, types: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(types, Mapping) or not all(isinstance(c, str) for c in types):
         raise InvalidOption(f"{handle.table}: types must be a mapping of columns to types, not {types!r}.")
     return {
@@ -102,17 +101,18 @@ def _report(
 
 @dataclass(slots=True)
 class _Repair:
-    """Planned anew at each attempt; a part that was written again is used as long as the one that it replaces lives."""
+    """The commit, planned again at each attempt. A rewritten part is reused as long as its original is live."""
 
     handle: Handle
-    given: Mapping[str, str]
+    requested: Mapping[str, str]
     columns: tuple[RepairedColumn, ...] = ()
-    #: The types that parts were looked at for, and what was found: part's key -> how to write it again, if it must be.
+    #: The types for which parts were examined.
     types: dict[str, str] = field(default_factory=dict)
-    looked_at: dict[str, Miscast | None] = field(default_factory=dict)
-    #: Key of the part that is replaced -> the new part's marker.
+    #: The part's key -> its conversion; None if it needs no rewrite.
+    examined: dict[str, Miscast | None] = field(default_factory=dict)
+    #: The original's key -> the new part's marker.
     written: dict[str, Marker] = field(default_factory=dict)
-    #: New part's key -> the part that it replaces, of every part ever written.
+    #: The new part's key -> the original, for all parts of all attempts.
     sources: dict[str, Part] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     oldest_part_ms: int | None = None
@@ -124,35 +124,35 @@ class _Repair:
 
     @property
     def wrong(self) -> set[str]:
-        """The log files that say another type than the one that was chosen."""
+        """The log files that record another type than the chosen one."""
         return {key for column in self.columns for key in column.log_files}
 
     def plan(self, state: TableState, t_ms: int) -> list[Part]:
-        """The live parts that a commit of time `t_ms` replaces; all their values were looked at.
+        """Return the live parts that a commit at `t_ms` replaces, after checking all their values.
 
-        Raises SchemaConflict when a value or a column cannot be converted, InvalidPartitionExpression when the
+        Raises SchemaConflict if a value or a column cannot be converted, and InvalidPartitionExpression if the
         partition expressions do not fit the chosen types.
         """
-        self.columns = choose_types(state, self.given, self.handle.spec)
-        types = {**self.given, **{c.column: c.type for c in self.columns}}
+        self.columns = choose_types(state, self.requested, self.handle.spec)
+        types = {**self.requested, **{c.column: c.type for c in self.columns}}
         if types != self.types:
-            self.types, self.looked_at = types, {}
+            self.types, self.examined = types, {}
         if not types:
             return []
         self._check_ahead(state, t_ms)
         partition_types(self.handle.expressions, {**state.schema, **types}, table=state.table)
         live = [self.handle.part(m) for m in state.live]
-        new = [p for p in live if p.key not in self.looked_at and p.key not in self.sources]
-        found = {m.part.key: m for m in find_miscast(self.handle, new, types)} if new else {}
-        check_values(self.handle, list(found.values()))
-        self.looked_at |= {p.key: found.get(p.key) for p in new}
-        return [p for p in live if self.looked_at.get(p.key) is not None]
+        new = [p for p in live if p.key not in self.examined and p.key not in self.sources]
+        miscasts = {m.part.key: m for m in find_miscast(self.handle, new, types)} if new else {}
+        check_values(self.handle, list(miscasts.values()))
+        self.examined |= {p.key: miscasts.get(p.key) for p in new}
+        return [p for p in live if self.examined.get(p.key) is not None]
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises what `plan` raises; nothing of the table was changed then."""
-        known = self.types
+        """Raises the errors of `plan`, before the table is changed."""
+        before = self.types
         miscast = self.plan(state, t_ms)
-        stale = self.written.keys() - {p.key for p in miscast} if known == self.types else set(self.written)
+        stale = self.written.keys() - {p.key for p in miscast} if before == self.types else set(self.written)
         self.unused += [self.written.pop(key).key for key in stale]
         self._write([p for p in miscast if p.key not in self.written])
         if not miscast and not self.wrong:
@@ -177,8 +177,8 @@ class _Repair:
         if not parts:
             return
         self.oldest_part_ms = self.oldest_part_ms or self.handle.clock.now_ms()
-        logger.info("%s: writing %d parts again to repair %s", self.handle.table, len(parts), sorted(self.types))
-        markers = recast(self.handle, [m for p in parts if (m := self.looked_at[p.key]) is not None])
+        logger.info("%s: rewriting %d parts to repair %s", self.handle.table, len(parts), sorted(self.types))
+        markers = recast(self.handle, [m for p in parts if (m := self.examined[p.key]) is not None])
         for part, marker in zip(parts, markers, strict=True):
             self.written[part.key] = marker
             self.sources[marker.key] = part
@@ -188,16 +188,16 @@ class _Repair:
         if ahead:
             column = next(c for c in self.columns if ahead[0] in c.log_files)
             raise SchemaConflict(
-                f"{state.table}: the log file '{ahead[0]}', which gives column '{column.column}' another type than "
-                f"{column.type}, is from a clock that is far ahead, and cannot be replaced before its time "
-                f"({time_text(state.files[ahead[0]].file.t_ms)}) has come. Nothing was changed. Repair the table then, "
-                "or choose the type that it gives.",
+                f"{state.table}: the log file '{ahead[0]}' records another type than {column.type} for the column "
+                f"'{column.column}'. It was written with a clock that is far ahead, and cannot be replaced before "
+                f"{time_text(state.files[ahead[0]].file.t_ms)}. Nothing was changed. Repair the table then, or choose "
+                "the type that it records.",
                 column=column.column,
                 types=(column.types[0], column.types[1]),
             )
 
     def _spec(self, t_ms: int) -> TableSpec | None:
-        """The spec, if it declares one of the columns with a type that it had; None: it stays as it is."""
+        """Return the new spec if it declares one of the columns with an old type; None: it stays."""
         spec = self.handle.spec
         new = {c: t for c, t in self.types.items() if spec.columns.get(c, t) != t}
         return altered_spec(spec, msgspec.structs.replace(spec, columns={**spec.columns, **new}), t_ms) if new else None

@@ -1,9 +1,9 @@
-"""Look at everything a table is made of, change nothing, and list every problem.
+"""Verify a table: check all its objects, change nothing, and list every problem.
 
-Log, claims, parts and the rest of the table's prefix are listed and compared, log files and claims are read. Then the
-row counts in the parts' footers are compared, or nothing of the parts is opened, or `deep` reads every byte. A table
-may be in use meanwhile, and a merge or a cleanup between two listings looks like damage: an error is only reported when
-a second look finds it again.
+It lists and compares the log, the claims, the parts and the rest of the table's prefix, and reads log files and claims.
+By default it compares the row counts in the footers of the parts. `footers=False` opens no part, and `deep` reads every
+byte. The table may be in use, and a merge or cleanup between two listings looks like damage. So an error is reported
+only if a second check finds it again.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from icedb.util.times import time_text
 
 __all__ = ["VerifyReport", "verify"]
 
-# A list of them is in the report; a message names a few.
+# The number of keys in a message. The report has all of them.
 EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a table is made of, and what is wrong with it. Times are unix milliseconds."""
+    """The objects of a table, and its problems. Times are unix milliseconds."""
 
     table: str
     deep: bool
-    #: Whether parts were opened at all; without, the sizes that the store lists were compared.
+    #: Whether parts were opened. If not, the sizes that the store lists were compared.
     footers: bool
     log_files: int
     superseded_log_files: int
@@ -46,7 +46,7 @@ class VerifyReport:
     live_epochs: int
     horizon_ms: int
     live_parts: int
-    #: None when a part does not say how many it has.
+    #: None if a marker does not record its rows.
     live_rows: int | None
     live_bytes: int
     tombstoned_parts: int
@@ -57,16 +57,16 @@ class VerifyReport:
     pins: int
     orphans: tuple[str, ...]
     orphan_bytes: int
-    #: Parts that nothing names and that may be being written.
+    #: Unnamed parts that a running writer may still publish.
     young_parts: int
     young_bytes: int
-    #: Objects below the table's prefix that are nothing of a table's.
+    #: Objects below the table's prefix that do not belong to a table.
     foreign: tuple[str, ...]
     problems: tuple[Problem, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; warnings may be there."""
+        """Whether there is no error. There may be warnings."""
         return not any(p.severity == "error" for p in self.problems)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class VerifyReport:
             ("tombstoned", f"{self.tombstoned_parts:,} parts, {self.tombstoned_bytes:,} bytes"),
             ("claims", f"{self.claims:,}, and {self.pins:,} pins"),
             ("orphans", f"{len(self.orphans):,} parts, {self.orphan_bytes:,} bytes"),
-            ("young", f"{self.young_parts:,} parts, {self.young_bytes:,} bytes: being written, or orphans to be"),
+            ("young", f"{self.young_parts:,} parts, {self.young_bytes:,} bytes: of running writers, or later orphans"),
             ("foreign", f"{len(self.foreign):,} objects"),
             *((p.severity, p.message) for p in self.problems),
             ("result", "sound" if self.ok else "DAMAGED"),
@@ -91,8 +91,8 @@ class VerifyReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """All that was listed and read at one time, and what is wrong with that."""
+class _Inspection:
+    """The objects that were listed and read at one time, and their problems."""
 
     log: ReadLog
     claims: Claims
@@ -104,41 +104,43 @@ class _Look:
 
     @property
     def present(self) -> list[Marker]:
-        """The live parts whose object is there."""
+        """The live parts whose object exists."""
         stored = self.stored
         return [m for m in self.log.state.live if m.key in stored and not stored[m.key].is_link]
 
 
 def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> VerifyReport:
-    """Read everything and compare; see `Table.verify`. Raises InvalidOption and the store's errors only."""
+    """Check all objects of a table; see `Table.verify`. Raises only InvalidOption and the store's errors."""
     if deep and not footers:
-        raise InvalidOption(f"{handle.table}: deep opens every part, and footers=False none. Leave one of the two out.")
-    look = _look(handle)
-    contents = _contents(handle, look.present, deep=deep) if footers else []
-    problems = [*look.problems, *contents]
+        raise InvalidOption(f"{handle.table}: deep opens every part, and footers=False opens none. Omit one of them.")
+    inspection = _inspect(handle)
+    contents = _contents(handle, inspection.present, deep=deep) if footers else []
+    problems = [*inspection.problems, *contents]
     if any(p.severity == "error" for p in problems):
-        look = _look(handle)
-        problems = _confirmed(problems, contents, look)
-    return _report(look, problems, table=handle.table, deep=deep, footers=footers)
+        inspection = _inspect(handle)
+        problems = _confirmed(problems, contents, inspection)
+    return _report(inspection, problems, table=handle.table, deep=deep, footers=footers)
 
 
 def _contents(handle: Handle, parts: list[Marker], *, deep: bool) -> list[Problem]:
     return check_contents(handle, parts, deep=True) if deep else check_footers(handle, parts)
 
 
-def _confirmed(problems: Iterable[Problem], contents: Iterable[Problem], again: _Look) -> list[Problem]:
-    """The errors that a second look finds too. What is wrong in a part stays so, as long as the part is live."""
+def _confirmed(problems: Iterable[Problem], contents: Iterable[Problem], again: _Inspection) -> list[Problem]:
+    """Return the errors that a second inspection finds too. Damage of a part's content stays as long as the part is
+    live.
+    """
     before = {(p.kind, p.key) for p in problems}
     live = {m.key for m in again.present}
     seen_again = [p for p in again.problems if p.severity == "warning" or (p.kind, p.key) in before]
     return seen_again + [p for p in contents if p.key in live]
 
 
-# ------------------------------------------------------------------------------------------------ one look
+# ------------------------------------------------------------------------------------------------ inspection
 
 
-def _look(handle: Handle) -> _Look:
-    """Objects, then claims, then the log, as the orphan sweep does it; where they do not fit, objects once more."""
+def _inspect(handle: Handle) -> _Inspection:
+    """List objects, then claims, then the log, like the orphan sweep. List objects again if they do not match."""
     keys, timing, now_ms = handle.keys, handle.timing, handle.clock.now_ms()
     objects = handle.store.list(keys.data_prefix.removesuffix("_data/"))
     claims = read_claims(handle)
@@ -146,13 +148,13 @@ def _look(handle: Handle) -> _Look:
     stored = {i.key: i for i in objects if i.key.startswith(keys.data_prefix)}
     unnamed = _unnamed(handle, stored, claims, log, now_ms)
     if unnamed.orphans or any(m.key not in stored for m in log.state.live):
-        # Deleted since, or published since: a part that was not listed before is too young to be an orphan.
+        # Parts were deleted or published since. A part that was not listed before is too young to be an orphan.
         stored = {i.key: i for i in handle.store.list(keys.data_prefix)}
         unnamed = _unnamed(handle, stored, claims, log, now_ms)
     ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix, keys.delta_prefix)
     outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
-    beside = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
-    outside = [key for key in outside if not is_below(key, beside)]
+    nested = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
+    outside = [key for key in outside if not is_below(key, nested)]
     foreign = tuple(sorted([*outside, *(i.key for i in unnamed.foreign if not i.is_link)]))
     problems = [
         *log.problems,
@@ -166,7 +168,7 @@ def _look(handle: Handle) -> _Look:
         *_check_unnamed(handle.table, unnamed, timing.min_age_ms, sure=not log.unread and not claims.damaged),
         *_check_foreign(handle.table, foreign),
     ]
-    return _Look(log, claims, stored, unnamed, foreign, tuple(problems))
+    return _Inspection(log, claims, stored, unnamed, foreign, tuple(problems))
 
 
 def _unnamed(handle: Handle, stored: Mapping[str, ObjectInfo], claims: Claims, log: ReadLog, now_ms: int) -> SweepPlan:
@@ -188,8 +190,7 @@ def _check_spec(handle: Handle, log: ReadLog, *, spec_is_listed: bool) -> Iterat
 
 def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:
     for error in claims.damaged:
-        known = keys.parse_epoch_claim(error.key) is not None or keys.is_txn_claim(error.key)
-        if known:
+        if keys.parse_epoch_claim(error.key) is not None or keys.is_txn_claim(error.key):
             yield Problem("damaged_claim", "error", error.key, str(error))
         else:
             yield Problem("unknown_claim", "warning", error.key, str(error))
@@ -197,23 +198,23 @@ def _check_claims_read(keys: Keys, claims: Claims) -> Iterator[Problem]:
 
 def _check_objects(table: str, live: Iterable[Marker], stored: Mapping[str, ObjectInfo]) -> Iterator[Problem]:
     for marker in live:
-        found = stored.get(marker.key)
-        if found is not None and found.is_link:
-            continue  # it has a problem of its own
-        if found is None:
+        info = stored.get(marker.key)
+        if info is not None and info.is_link:
+            continue  # reported as a symbolic link
+        if info is None:
             yield Problem(
                 "missing_part",
                 "error",
                 marker.key,
-                f"{table}: the live part '{marker.key}' ({marker.bytes} bytes) is not in the store. No program of ours "
-                "deletes a live part: find out who did, and restore the object.",
+                f"{table}: the live part '{marker.key}' ({marker.bytes} bytes) is not in the store. No program of "
+                "this library deletes a live part. Find the program that did, and restore the object.",
             )
-        elif found.bytes != marker.bytes:
+        elif info.bytes != marker.bytes:
             yield Problem(
                 "part_size",
                 "error",
                 marker.key,
-                f"{table}: the live part '{marker.key}' has {found.bytes} bytes instead of {marker.bytes}. Restore the "
+                f"{table}: the live part '{marker.key}' has {info.bytes} bytes instead of {marker.bytes}. Restore the "
                 "object from a backup or an earlier version of it.",
             )
 
@@ -231,8 +232,8 @@ def _check_pins(handle: Handle, log: ReadLog, stored: Mapping[str, ObjectInfo], 
                 "missing_pinned_part",
                 "error",
                 marker.key,
-                f"{handle.table}: the part '{marker.key}', which the pin {needed_by} needs, is not in the store: that "
-                "time cannot be read. Restore the object, or remove the pin.",
+                f"{handle.table}: the part '{marker.key}', which the pin {needed_by} needs, is not in the store, so "
+                "that time cannot be read. Restore the object, or remove the pin.",
             )
 
 
@@ -244,7 +245,7 @@ def _check_unnamed(table: str, unnamed: SweepPlan, min_age_ms: int, *, sure: boo
         f"are named by no log file and no claim and are older than {min_age_ms / 3_600_000:g} h: left by a crashed "
         "write or a lost race. delete_orphans deletes them."
         if sure
-        else "are named by nothing that can be read. Keep them: what cannot be read may name them."
+        else "are named by no readable log file or claim. Keep them: an unreadable one may name them."
     )
     yield Problem("orphans", "warning", "", f"{what} {remedy} {_examples(i.key for i in unnamed.orphans)}")
 
@@ -252,8 +253,8 @@ def _check_unnamed(table: str, unnamed: SweepPlan, min_age_ms: int, *, sure: boo
 def _check_foreign(table: str, foreign: tuple[str, ...]) -> Iterator[Problem]:
     if foreign:
         message = (
-            f"{table}: {len(foreign)} objects below the table's prefix are nothing of a table's. Nothing touches them; "
-            f"move them elsewhere. {_examples(foreign)}"
+            f"{table}: {len(foreign)} objects below the table's prefix do not belong to a table. No operation changes "
+            f"them. Move them elsewhere. {_examples(foreign)}"
         )
         yield Problem("foreign_objects", "warning", "", message)
 
@@ -266,15 +267,17 @@ def _examples(keys: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------ the report
 
 
-def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool, footers: bool) -> VerifyReport:
-    state = look.log.state
+def _report(
+    inspection: _Inspection, problems: Iterable[Problem], *, table: str, deep: bool, footers: bool
+) -> VerifyReport:
+    state = inspection.log.state
     live = state.live
     dead = [m for m in state.parts.values() if m.tombstoned_ms is not None]
     return VerifyReport(
         table=table,
         deep=deep,
         footers=footers,
-        log_files=len(state.files) + len(look.log.unread),
+        log_files=len(state.files) + len(inspection.log.unread),
         superseded_log_files=len(state.ignored & state.files.keys()),
         epoch=state.epoch,
         live_epochs=len(state.live_epochs),
@@ -285,12 +288,12 @@ def _report(look: _Look, problems: Iterable[Problem], *, table: str, deep: bool,
         tombstoned_parts=len(dead),
         tombstoned_bytes=sum(m.bytes for m in dead),
         unchecked_parts=sum(not deep or m.digest is None for m in live),
-        claims=len(look.claims.found) + len(look.claims.damaged),
-        pins=len(look.claims.pins),
-        orphans=tuple(i.key for i in look.unnamed.orphans),
-        orphan_bytes=sum(i.bytes for i in look.unnamed.orphans),
-        young_parts=len(look.unnamed.young),
-        young_bytes=sum(i.bytes for i in look.unnamed.young),
-        foreign=look.foreign,
+        claims=len(inspection.claims.found) + len(inspection.claims.damaged),
+        pins=len(inspection.claims.pins),
+        orphans=tuple(i.key for i in inspection.unnamed.orphans),
+        orphan_bytes=sum(i.bytes for i in inspection.unnamed.orphans),
+        young_parts=len(inspection.unnamed.young),
+        young_bytes=sum(i.bytes for i in inspection.unnamed.young),
+        foreign=inspection.foreign,
         problems=tuple(sorted(problems, key=lambda p: (p.severity != "error", p.kind, p.key))),
     )

@@ -1,4 +1,4 @@
-"""What stays and what goes: cleanup (VACUUM), orphans, pins (tags), restore, and merges of the log.
+"""Retention of objects and history: cleanup (VACUUM), orphans, pins (tags), restore, and merges of the log.
 
 May import `operations.commits`. Begin with `cleanup`.
 """

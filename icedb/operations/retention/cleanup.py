@@ -1,9 +1,10 @@
-"""Delete what expired tombstones point at.
+"""Cleanup (VACUUM): delete the objects of expired tombstones, and remove their markers from the log.
 
-A tombstone says when a part or a log file was superseded. Readers that listed the log before then may still open
-it, so cleanup waits `grace_ms`, by the writer's time and by the store's. What a pin needs stays, the object and the
-marker (see `icedb.operations.retention.pins`). It never rewrites rows and never makes a part visible. It may stop after
-any request: the next run finishes the work. Objects that no log file names are not its concern (they are orphans).
+A tombstone records when a part (data file) or a log file was superseded. A reader that listed the log before that time
+may still open the object. So cleanup waits for the grace period, `grace_ms`, by the writer's clock and by the store's.
+It keeps the objects and markers that a pin needs (see `icedb.operations.retention.pins`). It never rewrites rows and
+never makes a part visible. It may stop after any request, and the next run finishes the work. It does not delete
+orphans, the objects that no log file names.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ __all__ = ["DELETES_MAX", "CleanupPlan", "CleanupReport", "cleanup", "plan_clean
 
 logger = logging.getLogger(__name__)
 
-# With a grace period of (nearly) nothing, forgetting makes new ripe tombstones; each round leaves fewer.
+# With a grace period near zero, removing markers creates new ripe tombstones. Each round leaves fewer of them.
 ROUNDS_MAX = 10
-# One call's share: a hundred requests, and as many markers to forget in one commit as are read in a second.
+# The limit of one call: a hundred requests, and as many removed markers in one commit as are read in a second.
 DELETES_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """What one call deletes: the log files' keys and the parts' markers, in key order.
+    """The objects that one call deletes: keys of log files and markers of parts, in key order.
 
-    `kept_for_pins` parts are old enough, and some pin needs them. `remaining` objects are for the next call.
+    `kept_for_pins` counts parts that are old enough but needed by a pin. `remaining` objects are left for the next
+    call.
     """
 
     log_files: tuple[str, ...]
@@ -51,12 +53,13 @@ class CleanupPlan:
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """What a cleanup deleted, or would delete. `forgotten` markers left the log, which moved the horizon.
+    """The result of a cleanup, or of a dry run.
 
-    `rewritten_log_files` were replaced by ones without these markers, and are deleted when they are old enough.
+    `forgotten` markers were removed from the log, which moved the horizon (the oldest readable time).
+    `rewritten_log_files` were replaced by log files without these markers, and are deleted when they are old enough.
 
-    `kept_for_pins` parts were old enough; pins that had long expired were deleted themselves. Run it again when
-    something is `remaining`.
+    `kept_for_pins` parts were old enough but needed by a pin. Pins that expired long ago were deleted. Run cleanup
+    again if objects are `remaining`.
     """
 
     deleted_log_files: tuple[str, ...]
@@ -76,11 +79,13 @@ class CleanupReport:
 def plan_cleanup(
     state: TableState, *, now_ms: int, grace_ms: int, pins: Collection[Pin] = (), deletes_max: int = DELETES_MAX
 ) -> CleanupPlan:
-    """What may be deleted. Pure. `state` must have been read with `everything`, and the pins after `now_ms`.
+    """Return the objects that may be deleted. Pure. `state` must have been read with `everything`, and the pins after
+    `now_ms`.
 
-    When not all fits: log files come first, for no marker can be forgotten before; then the parts that have been dead
-    the longest, so that the horizon moves no further than it must. Last come those that can be deleted and not yet
-    forgotten. Nobody needs to call again for these: they are deleted once more with the log files that name them.
+    If `deletes_max` is too small, log files come first, because markers can be forgotten only after them. Then come the
+    parts that were superseded first, so that the horizon moves no further than it must. Last come parts that can be
+    deleted but not yet forgotten. They do not count as `remaining`, because the cleanup of the log files that name them
+    deletes them again.
     """
     cutoff_ms = now_ms - grace_ms
     log_files = _old_log_files(state, cutoff_ms)
@@ -114,36 +119,37 @@ def _old_log_files(state: TableState, cutoff_ms: int) -> list[str]:
 
 
 def _called_live(state: TableState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
-    """Those of the parts that a log file in the store calls live, but for some log files.
+    """Return those of the parts that a log file in the store lists as live, except for the log files in `but`.
 
-    None of them can be forgotten: a v3 reader ignores log tombstones, and would see such a part come back.
+    Their markers cannot be forgotten. A v3 reader ignores log tombstones, so such a part would reappear to it.
     """
     files = (stored.file for key, stored in state.files.items() if key not in but)
     return {key for file in files for key, is_dead in tombstone_flags(file.markers) if not is_dead and key in part_keys}
 
 
 def _is_ripe(tombstoned_ms: int | None, named: LogReferences, cutoff_ms: int) -> bool:
-    """Older than the grace period, and carried by a log file that has been in the store that long."""
+    """Whether the tombstone is older than the grace period, and a log file with it has been stored that long."""
     if tombstoned_ms is None:
         return False
     return tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms
 
 
 def _still_needed(state: TableState, replaced: Collection[str]) -> set[str]:
-    """Those of the log files that hold something of their own.
+    """Return the superseded log files with content that no other log file carries.
 
-    What we replace is ignored, for its markers are all carried. A v3 program's tombstone only says so: each part must
-    be named by a log file that nobody tombstoned, and each tombstone of a part too.
+    A log file that this library replaces is ignored by replay, because all its markers are carried over. A v3 program's
+    tombstone does not guarantee that. So a log file without a tombstone must name each part, and each tombstone of a
+    part.
     """
-    doubtful = [f for k in replaced if k not in state.ignored and (f := state.files.get(k)) is not None]
-    if not doubtful:
+    unproven = [f for k in replaced if k not in state.ignored and (f := state.files.get(k)) is not None]
+    if not unproven:
         return set()
     staying = [f.file for k, f in state.effective.items() if k not in state.log_tombstones]
     named = {key for f in staying for key, _ in tombstone_flags(f.markers)}
     dead = {m.key for f in staying for m in tombstoned(f.markers)}
     return {
         stored.key
-        for stored in doubtful
+        for stored in unproven
         if not all(key in (dead if is_dead else named) for key, is_dead in tombstone_flags(stored.file.markers))
     }
 
@@ -156,11 +162,12 @@ def cleanup(
     deletes_max: int = DELETES_MAX,
     dry_run: bool = False,
 ) -> CleanupReport:
-    """Delete what was superseded longer than `grace_ms` ago (default: the table's), and forget it.
+    """Delete objects that were superseded longer than `grace_ms` ago (default: the table's), and forget their markers.
 
-    At most `deletes_max` log files and parts; what is left is `remaining` in the report. Below twice the commit
-    timeout it needs `allow_short_grace` (tests; one writer at rest), and then it repeats until nothing is ripe. Whoever
-    pins counts on the table's grace period: with a shorter one here, nobody may be putting a pin meanwhile.
+    Deletes at most `deletes_max` log files and parts; the report counts the rest as `remaining`. A grace period below
+    twice the commit timeout requires `allow_short_grace` (for tests, or if no other program uses the table). It repeats
+    until no tombstone is ripe. Pins rely on the table's grace period, so no writer may create a pin during a cleanup
+    with a shorter one.
 
     Raises GraceTooShort, InvalidOption, ClockSkew, CorruptLog (a pin cannot be read), CommitConflict,
     CommitStateUnknown and the store's errors.
@@ -169,8 +176,8 @@ def cleanup(
         handle.learn_changed_times()
     short = _check_grace(handle, grace_ms, allow_short=allow_short_grace)
     if deletes_max < 1:
-        raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; give 1 at least.")
-    run = _Run(
+        raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; pass at least 1.")
+    run = _CleanupRun(
         handle, grace_ms, allow_short_grace, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle)
     )
     for _ in range(1 + (ROUNDS_MAX if short and not dry_run else 0)):
@@ -180,7 +187,9 @@ def cleanup(
 
 
 def _check_grace(handle: Handle, grace_ms: int | None, *, allow_short: bool) -> bool:
-    """Whether a grace period is too short for other programs to go on. Raises GraceTooShort unless that is allowed."""
+    """Return whether the grace period is too short for concurrent programs. Raises GraceTooShort unless that is
+    allowed.
+    """
     if grace_ms is None:
         return False
     least_ms = 2 * handle.timing.commit_timeout_ms
@@ -194,11 +203,11 @@ def _check_grace(handle: Handle, grace_ms: int | None, *, allow_short: bool) -> 
 
 
 @dataclass(slots=True)
-class _Run:
-    """One call, in one round or, without a grace period, several; and what it has done so far."""
+class _CleanupRun:
+    """One call of cleanup and its results so far. It has one round, or several if the grace period is short."""
 
     handle: Handle
-    #: None: the table's.
+    #: None: the table's grace period.
     grace_ms: int | None
     allow_short_grace: bool
     deletes_left: int
@@ -217,9 +226,9 @@ class _Run:
     horizon_ms: int = 0
 
     def round(self) -> bool:
-        """Whether another round could find more to do."""
+        """Run one round, and return whether another round could delete more."""
         state = self.handle.read(everything=True)
-        # After the log was read: another program may have changed the times.
+        # Checked after the log was read, because another program may have changed the table's times.
         _check_grace(self.handle, self.grace_ms, allow_short=self.allow_short_grace)
         grace_ms = self.handle.timing.grace_ms if self.grace_ms is None else self.grace_ms
         now_ms = self._now_ms(state)
@@ -236,7 +245,7 @@ class _Run:
         parts: Sequence[Marker] = plan.parts
         if not self.dry_run:
             self.handle.check_writable()
-            # Log files first: a part's markers can be forgotten once no log file in the store calls it live.
+            # Log files first, because a marker can be forgotten only once no log file in the store lists it as live.
             self._delete(plan.log_files)
             parts = self._delete_parts(plan.parts, cutoff_ms)
             forgotten = self._forget(parts, cutoff_ms)
@@ -254,31 +263,33 @@ class _Run:
         now_ms = self.handle.clock.now_ms()
         if not self.at_rest:
             return now_ms
-        # Commits of one millisecond get rising times, so the newest may be a little ahead of the clock.
+        # Commits within one millisecond get ascending times, so the newest may be slightly ahead of the clock.
         sane_ms = now_ms + 2 * self.handle.timing.max_skew_ms
         return max(now_ms, *(t for t in state.times_ms if t <= sane_ms), 0)
 
     def _delete_parts(self, planned: Sequence[Marker], cutoff_ms: int) -> Sequence[Marker]:
-        """Look at the pins once more, then delete; an error leaves the markers, and the next run tries again."""
+        """Read the pins again, then delete the parts. After an error the markers remain, and the next run retries."""
         if not planned:
             return ()
         pins = pins_in_force(self.handle, cutoff_ms=cutoff_ms)
         parts = [m for m in planned if not is_needed(m, pins)]
         self.kept_for_pins += len(planned) - len(parts)
         if foreign := below_other_tables(self.handle, (m.key for m in parts)):
-            logger.warning("%s: parts of another table are named by the log, and kept: %s", self.handle.table, foreign)
+            logger.warning("%s: the log names parts of another table; they were kept: %s", self.handle.table, foreign)
             parts = [m for m in parts if m.key not in foreign]
         self._delete([m.key for m in parts])
         return parts
 
     def _delete(self, keys: Sequence[str]) -> None:
-        """To a clock that is a day ahead, everything is old enough. Raises ClockSkew; nothing is deleted then."""
+        """Delete objects. Raises ClockSkew before any deletion, because every object looks old to a clock that is far
+        ahead.
+        """
         if keys:
             self.handle.check_clock("", put_after_ms=0)
             self.handle.store.delete(keys)
 
     def _forget(self, parts: Sequence[Marker], cutoff_ms: int) -> int:
-        """One commit without the markers of deleted parts; how many those were."""
+        """Commit the log without the markers of deleted parts, and return the number of removed markers."""
         if not parts:
             return 0
         operation = _Forget([m.key for m in parts], lambda: pins_in_force(self.handle, cutoff_ms=cutoff_ms))
@@ -290,12 +301,14 @@ class _Run:
         return operation.forgotten
 
     def _delete_claims(self, state: TableState, cutoff_ms: int) -> None:
-        """Claims of history, and pins that expired long ago. The probe stays: it is asked at every opening."""
+        """Delete claims of decided epochs, and pins that expired long ago. The probe stays, because every opening reads
+        it.
+        """
         handle = self.handle
         old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
         claims = [k for k in old if _is_history(state, handle.keys.parse_epoch_claim(k))]
         claims += _recorded(handle, state, [k for k in old if handle.keys.is_txn_claim(k)])
-        # Read right before: a name may have been given anew.
+        # Read right before the deletion, because the name may have been used for a new pin.
         has_pins = any(handle.keys.parse_pin(k) is not None for k in old)
         pins = [p.name for p in read_pins(handle) if p.expired(cutoff_ms)] if has_pins else []
         if not self.dry_run:
@@ -321,16 +334,16 @@ class _Run:
 
 
 def _is_history(state: TableState, epoch: int | None) -> bool:
-    """Whether the claim of that epoch tells nothing any more.
+    """Whether the claim of that epoch is no longer needed.
 
-    The one after each live epoch stays: if the log loses what came after that epoch, the next commit finds the claim
-    taken, and later ones beside it.
+    The claim after each live epoch stays. If the log loses the later epochs, the next commit finds that claim taken,
+    and later claims next to it.
     """
     return epoch is not None and epoch <= state.epoch and epoch - 1 not in state.live_epochs
 
 
 def _recorded(handle: Handle, state: TableState, keys: Sequence[str]) -> list[str]:
-    """The claims whose transaction the log records. What cannot be read as one is left to `verify`."""
+    """Return the claims whose transaction the log records. `verify` reports claims that cannot be decoded."""
     recorded = []
     for key, stored in handle.store.get_many(keys).items():
         try:
@@ -344,9 +357,10 @@ def _recorded(handle: Handle, state: TableState, keys: Sequence[str]) -> list[st
 
 @dataclass(slots=True)
 class _Forget:
-    """Replace the log files that hold markers of deleted parts by one without them; the horizon moves.
+    """Replace the log files with markers of deleted parts by one log file without them. The horizon moves.
 
-    Those that call a dead part live, too: a later cleanup deletes them, and then can forget the part.
+    Log files that list a superseded part as live are replaced too. A later cleanup deletes them and can then forget the
+    part.
     """
 
     parts: Sequence[str]
@@ -360,8 +374,11 @@ class _Forget:
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)
-        found = [state.parts[k] for k in self.parts if k in state.parts and k not in held]
-        dead = [m for m in found if m.tombstoned_ms is not None]
+        dead = [
+            m
+            for k in self.parts
+            if k not in held and (m := state.parts.get(k)) is not None and m.tombstoned_ms is not None
+        ]
         if dead:
             pins = self.pins()
             dead = [m for m in dead if not is_needed(m, pins)]

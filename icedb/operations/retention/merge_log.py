@@ -1,9 +1,9 @@
-"""Merge log files without merging parts, in tiers, so that a reader's requests grow with the logarithm of the commits.
+"""Merge log files (log compaction, checkpoint), in tiers, without merging parts.
 
-Log files are taken from the smallest up, to the last that is at most `GROWTH` times all before it together. What stays
-is geometric, each larger than `GROWTH` times all smaller ones together: n lines lie in at most 1 + log3(n) log files
-(10 for 10,000), and a marker that is carried lands in a log file half as large again as its own at least, so it is
-carried a logarithmic number of times.
+A reader's requests then grow with the logarithm of the number of commits. A merge takes log files from the smallest up,
+to the last that is at most `GROWTH` times all before it together. The remaining files are geometric: each is larger
+than `GROWTH` times all smaller ones together. So n lines are in at most 1 + log3(n) log files (10 for 10,000). A merged
+marker lands in a log file at least half as large again as its own, so it is carried a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from icedb.transaction.table_handle import Handle
 __all__ = ["LOG_FILES_MIN", "MergeLogReport", "merge_log", "mergeable_log_files", "plan_merge_log"]
 
 GROWTH = 2
-# By who merges often: it halves what is written again when many partitions share their commits.
+# For frequent merges: it halves the rewritten lines if many partitions share their commits.
 GROWTH_OFTEN = 0.25
-# One log file of so many lines is some 30 MB, and is decoded in half a second.
+# A log file of so many lines has some 30 MB, and is decoded in half a second.
 LINES_MAX = 200_000
-# So many are opened about as fast as one: what merges log files all the time, does it from here on.
+# So many log files are read about as fast as one, so a continuous merge starts from this number.
 LOG_FILES_MIN = 32
 
 
 @dataclass(frozen=True, slots=True)
 class MergeLogReport:
-    """What a merge of log files did, or would do. `log_files` are left to be read by who opens the table."""
+    """The result of a log merge, or of a dry run. A reader that opens the table now reads `log_files` log files."""
 
     commit: Commit
     merged_log_files: tuple[str, ...]
@@ -41,10 +41,10 @@ class MergeLogReport:
 
 
 def plan_merge_log(lines: Mapping[str, int], *, lines_max: int = LINES_MAX, files_min: int = 2) -> list[str]:
-    """Which log files to merge, of these with so many lines. Pure. Empty when there is nothing to gain.
+    """Return the log files to merge, of these with their numbers of lines. Pure. Empty if a merge gains nothing.
 
-    Fewer than `files_min` are left as they are. Who asks for more than two merges often: large log files are written
-    again only with much else then.
+    Fewer than `files_min` log files are not merged. A caller that passes more than 2 merges often, so large log files
+    are rewritten only together with many other lines.
     """
     if len(lines) < files_min:
         return []
@@ -64,14 +64,14 @@ def plan_merge_log(lines: Mapping[str, int], *, lines_max: int = LINES_MAX, file
 def merge_log(
     handle: Handle, *, lines_max: int = LINES_MAX, files_min: int = 2, dry_run: bool = False
 ) -> MergeLogReport:
-    """Replace small log files by one, in one exclusive commit. No part is touched.
+    """Replace small log files by one, in one exclusive commit. No part changes.
 
-    `lines_max`: of the new log file; what does not fit is `remaining` for the next call. `files_min`: with fewer log
-    files nothing is done, for who calls this often. Raises InvalidOption, CommitConflict, CommitStateUnknown and the
-    store's errors.
+    `lines_max` limits the new log file; log files beyond it are `remaining` for the next call. With fewer than
+    `files_min` log files nothing is done, for callers that merge often. Raises InvalidOption, CommitConflict,
+    CommitStateUnknown and the store's errors.
     """
     if lines_max < 2:
-        raise InvalidOption(f"{handle.table}: lines_max is {lines_max}; give 2 at least.")
+        raise InvalidOption(f"{handle.table}: lines_max is {lines_max}; pass at least 2.")
     operation = _MergeLog(lines_max, files_min)
     if dry_run:
         operation.build(handle.read(fresh=True), handle.far_ahead_ms(handle.clock.now_ms()))
@@ -83,7 +83,7 @@ def merge_log(
 
 @dataclass(slots=True)
 class _MergeLog:
-    """Planned anew at each attempt: whatever was committed meanwhile, no part changes."""
+    """The commit, planned again at each attempt. Concurrent commits cannot invalidate it, because no part changes."""
 
     lines_max: int
     files_min: int
@@ -107,7 +107,9 @@ class _MergeLog:
 
 
 def mergeable_log_files(state: TableState, t_ms: int) -> dict[str, int]:
-    """The log files that a commit of `t_ms` may replace, with their lines: none from a clock that is far ahead."""
+    """Return the log files that a commit at `t_ms` may replace, with their lines. Files from a clock far ahead are
+    excluded.
+    """
     far_ahead = state.far_ahead(t_ms)
     return {
         key: 1 + len(stored.file.markers) + len(stored.file.tombstones)

@@ -1,14 +1,16 @@
 """Delete orphans: parts that no log file and no undecided claim names, left by a crashed write or a lost race.
 
-A part is written before anything names it, so a part without a name may be one that is being written: only its age
-tells. Parts are not published later than `part_timeout_ms` after they were written, and the sweep waits at least twice
-that, by the store's clock. It lists parts, then claims, then log files (claims turn into log files, never back), and
-once more in that order right before it deletes. Log files that are ignored or superseded name parts too. A claim of
-an epoch that the log has decided names none: its log file does, if it is no void. What cannot be read stops it:
-unknown means keep. It never leaves the table's own `_data/` and deletes only `.parquet` there.
+A part is written before a log file names it, so an unnamed part may belong to a running writer. Only its age
+distinguishes the two. Parts are never published later than `part_timeout_ms` after they were written. The sweep waits
+at least twice that, by the store's clock.
 
-In a folder it also deletes what puts of killed processes have left, as old as orphans have to be. It holds rows, or
-values of the log, and no listing has it.
+It lists parts, then claims, then log files, because claims turn into log files but never back. It repeats this right
+before it deletes. Ignored and superseded log files name parts too. A claim of a decided epoch names none, because its
+log file does unless it is a void. If an object cannot be read, the sweep stops and keeps everything. It never leaves
+the table's own `_data/` and deletes only `.parquet` files there.
+
+In a local folder it also deletes temporary files of killed processes that are as old as orphans must be. They hold rows
+or values of the log, and no listing returns them.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from icedb.util.durations import duration_text
 
 __all__ = ["ORPHANS_MAX", "SweepPlan", "OrphansReport", "is_part", "named_by_claims", "plan_sweep", "delete_orphans"]
 
-# One call's share: ten requests of a thousand keys. What remains is for the next call.
+# The limit of one call: ten requests of a thousand keys. The rest is left for the next call.
 ORPHANS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """Objects under `_data/` that nothing names. `young` may be being written.
+    """Objects under `_data/` that no log file or claim names. A running writer may still publish the `young` ones.
 
-    `foreign` are no parts of this table: they have other names, lie below another table, or are symbolic links.
+    `foreign` objects are not parts of this table: they have other names, are below another table, or are symbolic
+    links.
     """
 
     orphans: tuple[ObjectInfo, ...]
@@ -44,24 +47,24 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True)
 class OrphansReport:
-    """What a sweep deleted, or would delete. Foreign objects are never deleted, young ones not yet."""
+    """The result of an orphan sweep, or of a dry run. Foreign and young objects are never deleted."""
 
     deleted_parts: tuple[str, ...]
     deleted_bytes: int
-    #: Orphans beyond this call's limit.
+    #: The number of orphans beyond this call's limit.
     remaining: int
     young_parts: int
     young_bytes: int
     foreign: tuple[str, ...]
     dry_run: bool
-    #: What puts into a folder left when they were cut short, and this deleted or would delete.
+    #: Temporary files of interrupted puts into a folder, which the sweep deleted or would delete.
     unfinished_puts: int = 0
 
 
 def plan_sweep(
     objects: Iterable[ObjectInfo], named: frozenset[str], *, keys: Keys, now_ms: int, min_age_ms: int
 ) -> SweepPlan:
-    """Which of the objects under `_data/` are orphans, the oldest first. Pure."""
+    """Return which objects under `_data/` are orphans, the oldest first. Pure."""
     objects = list(objects)
     others = foreign_roots((i.key for i in objects), keys)
     unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
@@ -75,7 +78,7 @@ def plan_sweep(
 
 
 def is_part(keys: Keys, key: str) -> bool:
-    """Whether an object is named as a part of this table is. No partition has a segment that tables reserve."""
+    """Whether the key has the form of a part of this table. No partition path contains a reserved segment."""
     try:
         path = partition_of(keys.data_prefix, key)
     except CorruptLog:
@@ -88,17 +91,17 @@ def delete_orphans(
 ) -> OrphansReport:
     """Delete orphans that are older than `min_age_ms` (default: the table's, a day), at most `limit` of them.
 
-    Raises GraceTooShort, ClockSkew, CorruptLog (a log file or a claim that cannot be read, or old parts and a log
-    without commits), and what reading the log raises; nothing is deleted then.
+    Raises GraceTooShort, ClockSkew, CorruptLog (an unreadable log file or claim, or old parts and a log without
+    commits), and the errors of reading the log. Nothing is deleted if it raises.
     """
-    plan = _look(handle, min_age_ms)
+    plan = _plan_current(handle, min_age_ms)
     chosen = plan.orphans[: max(0, limit)]
     unfinished = _unfinished(handle, _check_age(handle, min_age_ms))
     if (chosen or unfinished) and not dry_run:
         handle.check_writable()
-        # A clock that is a day ahead would take what is being written for old.
+        # To a clock that is a day ahead, a part that is being written would look old.
         handle.check_clock("", put_after_ms=0)
-        still = {i.key for i in _look(handle, min_age_ms).orphans}
+        still = {i.key for i in _plan_current(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
         handle.store.delete([*(i.key for i in chosen), *unfinished])
     return OrphansReport(
@@ -114,11 +117,11 @@ def delete_orphans(
 
 
 def _unfinished(handle: Handle, min_age_ms: int) -> list[str]:
-    """Old staged files of the table's own folders. A put that is being written is young: its file just changed."""
+    """Return old temporary files of the table's own folders. A running put is young, because its file just changed."""
     now_ms = handle.clock.now_ms() - handle.timing.max_skew_ms
     prefixes = (handle.keys.data_prefix, handle.keys.log_prefix, handle.keys.claims_prefix)
-    found = (info for prefix in prefixes for info in unfinished_puts(handle.store, prefix))
-    return [info.key for info in found if now_ms - info.stored_ms >= min_age_ms]
+    puts = (info for prefix in prefixes for info in unfinished_puts(handle.store, prefix))
+    return [info.key for info in puts if now_ms - info.stored_ms >= min_age_ms]
 
 
 def _check_age(handle: Handle, min_age_ms: int | None) -> int:
@@ -126,15 +129,15 @@ def _check_age(handle: Handle, min_age_ms: int | None) -> int:
     min_age_ms = handle.timing.min_age_ms if min_age_ms is None else min_age_ms
     if min_age_ms < least_ms:
         raise GraceTooShort(
-            f"{handle.table}: parts that are only {duration_text(min_age_ms)} old may be being written: writers may "
-            f"publish one until {duration_text(handle.timing.part_timeout_ms)} after it was written. Sweep what is "
-            f"older than {duration_text(least_ms)} (min_age_ms={least_ms})."
+            f"{handle.table}: parts that are only {duration_text(min_age_ms)} old may belong to a running writer, "
+            f"which may publish a part until {duration_text(handle.timing.part_timeout_ms)} after it was written. "
+            f"Choose a minimum age of {duration_text(least_ms)} or more (min_age_ms={least_ms})."
         )
     return min_age_ms
 
 
-def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
-    """Parts, then claims, then log files: in any other order, a claim could become a log file unseen."""
+def _plan_current(handle: Handle, min_age_ms: int | None) -> SweepPlan:
+    """Plan a sweep. Lists parts, then claims, then log files: in another order a published claim could be missed."""
     listed_ms = handle.clock.now_ms()
     objects = handle.store.list(handle.keys.data_prefix)
     claims = read_claims(handle)
@@ -143,26 +146,26 @@ def _look(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     state = handle.read(everything=True)
     in_log = {m.key for f in state.files.values() for m in f.file.markers}
     named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
-    # The time before the listing, and the skew on the safe side: no part looks older than it is.
+    # The time before the listing, minus the maximum skew, so that no part looks older than it is.
     now_ms = listed_ms - handle.timing.max_skew_ms
-    # By the times of the log that was just read: another program may have made them longer.
+    # Uses the times of the log that was just read, because another program may have made them longer.
     min_age_ms = _check_age(handle, min_age_ms)
     plan = plan_sweep(objects, named, keys=handle.keys, now_ms=now_ms, min_age_ms=min_age_ms)
     if plan.orphans and not state.files:
-        # A table that was never written and one whose log was lost look the same. The parts may be all its rows.
+        # A table without commits and one whose log was lost look the same. The parts may hold all its rows.
         raise CorruptLog(
-            f"{handle.table}: the log has no commit, and {len(plan.orphans)} old parts lie below '_data/'. They may "
-            "belong to a table whose log was lost. No orphan was deleted. Restore the log, or insert rows first.",
+            f"{handle.table}: the log has no commit, and there are {len(plan.orphans)} old parts below '_data/'. They "
+            "may belong to a table whose log was lost. No orphan was deleted. Restore the log, or insert rows first.",
             key=handle.keys.log_prefix,
         )
     return plan
 
 
 def named_by_claims(claims: Claims, *, epoch: int) -> set[str]:
-    """The parts that a claim may yet make part of the table, in a log whose newest epoch is `epoch`.
+    """Return the parts that a claim may still publish, in a log whose newest epoch is `epoch`.
 
-    The log must have been read after the claims. A decided epoch's claim is never published again, and cleanup may keep
-    it for good as the claim after a live epoch. A writer that rebases the same parts takes a later claim in time.
+    The log must have been read after the claims. A decided epoch's claim is never published again, although cleanup may
+    keep it forever as the claim after a live epoch. A writer that rebases the same parts takes a later claim in time.
     """
     undecided = (c.file for c in claims.found if c.epoch is None or c.epoch > epoch)
     return {marker.key for file in undecided for marker in file.markers}

@@ -1,15 +1,15 @@
-"""Pins: times that stay readable, whatever cleanup does.
+"""Pins (tags): named times that stay readable, regardless of cleanup.
 
-    pin         a create-only object beside the claims: a name, a time, and until when it holds
+    pin         a create-only object next to the claims: a name, a time, and an expiry
     needs       a pin needs the parts of the snapshot at its time: `created_ms <= as_of_ms < tombstoned_ms`
-    in force    cleanup keeps objects and markers of what a pin needs, until it has expired for the grace period:
-                readers may have taken the snapshot just before, and clocks differ
+    in force    cleanup keeps the objects and markers that a pin needs until the pin has been expired for the grace
+                period, because readers may have taken the snapshot just before, and clocks differ
 
-A cleanup that listed the pins before ours was put may be deleting already. So a time is only pinned when no cleanup
-can have planned to delete what it needs, up to the last moment at which the pin's put counts: one that the store got
-later than `commit_timeout_ms` after its time counts as expired, for everybody. That makes a pin valid or not by its
-own bytes and the store's time for it, also if the process that put it died. Cleanup looks at the pins after it has
-chosen what is old enough, and again before it deletes parts and before it forgets markers.
+A cleanup that listed the pins before a new pin was put may already be deleting. So a pin is only created if no cleanup
+can have planned to delete the parts that it needs. That must hold up to the last moment at which its put is valid. A
+pin that the store received later than `commit_timeout_ms` after its time counts as expired for every reader. So the
+pin's bytes and its store time alone decide whether it is valid, even if the process that put it died. Cleanup reads the
+pins after it has chosen the old objects, again before it deletes parts, and again before it forgets markers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Expires", "pin", "unpin"]
 
 logger = logging.getLogger(__name__)
 
-#: Until when a pin holds: an aware datetime, unix milliseconds, or how long from now.
+#: The expiry of a pin: an aware datetime, unix milliseconds, or a timedelta from now.
 Expires = datetime | int | timedelta
 
 
@@ -71,7 +71,7 @@ def pin(
 
 
 def unpin(handle: Handle, name: str, *, dry_run: bool = False) -> bool:
-    """Remove a pin; whether there was one. See `Table.unpin`."""
+    """Remove a pin, and return whether it existed. See `Table.unpin`."""
     handle.check_spec()
     key = handle.keys.pin(name)
     try:
@@ -94,22 +94,25 @@ def _expires_ms(handle: Handle, expires: Expires | None, now_ms: int) -> int | N
         expires_ms = expires
     else:
         raise InvalidOption(
-            f"{handle.table}: expires is {expires!r}; give datetime(..., tzinfo=UTC), unix milliseconds or a timedelta."
+            f"{handle.table}: expires is {expires!r}; pass datetime(..., tzinfo=UTC), unix milliseconds or a timedelta."
         )
     if expires_ms > TIME_MS_MAX:
         raise InvalidOption(
-            f"{handle.table}: the pin would expire after 9999-12-31. Leave out expires: it then holds until unpin."
+            f"{handle.table}: the pin would expire after 9999-12-31. Omit expires: the pin then holds until unpin."
         )
     if expires_ms <= now_ms:
-        raise InvalidOption(f"{handle.table}: the pin would expire at {time_text(expires_ms)}, which is in the past.")
+        raise InvalidOption(
+            f"{handle.table}: the pin would expire at {time_text(expires_ms)}, which is in the past. Choose a later "
+            "time."
+        )
     return expires_ms
 
 
 def _check_kept(handle: Handle, state: TableState, planned: Pin, *, now_ms: int) -> None:
-    """Raise SnapshotExpired when cleanup may have deleted, or be about to delete, what the pin needs."""
+    """Raise SnapshotExpired if cleanup may have deleted, or may be deleting, a part that the pin needs."""
     timing = handle.timing
-    # A cleanup whose clock is ahead may have listed the pins just before the store got ours, which is at most
-    # `commit_timeout_ms` after its own time.
+    # A cleanup whose clock is ahead may have listed the pins just before the store received ours, at most
+    # `commit_timeout_ms` after the pin's own time.
     latest_ms = max(planned.created_ms + timing.commit_timeout_ms, now_ms)
     doomed_ms = handle.doomed_ms(latest_ms) + 2 * timing.max_skew_ms + STORED_MS_PRECISION
     needed = live_markers(state, planned.as_of_ms)  # raises SnapshotExpired before the horizon
@@ -119,8 +122,8 @@ def _check_kept(handle: Handle, state: TableState, planned: Pin, *, now_ms: int)
         oldest_ms = max(t for t in dead_ms if t <= doomed_ms)
         raise SnapshotExpired(
             f"{handle.table}: {len(doomed)} parts of the snapshot at {time_text(planned.as_of_ms)} were superseded so "
-            f"long ago that a cleanup may be deleting them now. Pin {time_text(oldest_ms)} or later; "
-            "or restore the snapshot and pin what you have then.",
+            f"long ago that a cleanup may be deleting them now. Pin {time_text(oldest_ms)} or later, or restore the "
+            "snapshot and pin the result.",
             horizon_ms=oldest_ms,
         )
 
@@ -131,13 +134,13 @@ def _put(handle: Handle, key: str, planned: Pin) -> None:
             raise _taken(handle, key, planned.name)
         case PutOutcome.NOT_FOUND:
             raise StoreUnavailable(
-                f"{handle.table}: the store did not answer, and '{key}' is not there. Try again; if the name is taken "
-                "then, the pin was made after all."
+                f"{handle.table}: the store did not answer, and '{key}' does not exist. Try again. If the name is "
+                "taken then, the first attempt has created the pin."
             )
 
 
 def _check_free(handle: Handle, key: str, name: str) -> None:
-    """Early, and for stores that would replace the object: the put decides."""
+    """Check the name early, also for stores that would replace the object. The create-only put decides."""
     try:
         handle.store.head(key)
     except ObjectNotFound:
@@ -153,24 +156,24 @@ def _taken(handle: Handle, key: str, name: str) -> PinExists:
 
 
 def _check_again(handle: Handle, key: str, planned: Pin, *, before_ms: int) -> None:
-    """The store has the pin: did it come in time, and is all that it needs still there?"""
+    """Check, once the store has the pin, that it arrived in time and that all needed parts still exist."""
     now_ms = handle.clock.now_ms()
     try:
         handle.check_clock(key, put_after_ms=before_ms)
         stored = decode_pin(handle, key, handle.store.get(key))
     except ObjectNotFound:
-        return  # unpinned meanwhile: first it was made, then it was removed
+        return  # another program has removed the pin since
     if stored.expires_ms != planned.expires_ms:
         raise CommitTimedOut(f"{handle.table}: the pin '{planned.name}' reached the store too late. Try again.")
     _check_kept(handle, handle.read(fresh=True), planned, now_ms=now_ms)
 
 
 def _take_back(handle: Handle, key: str, planned: Pin) -> None:
-    """Best effort: a pin that stays behind keeps parts until it is removed, and nothing worse."""
+    """Delete a rejected pin, best effort. A pin that remains only keeps parts until it is removed."""
     try:
         if handle.store.get(key).body == encode_pin(planned):
             handle.store.delete([key])
     except ObjectNotFound:
         return
     except IceDBError as error:
-        logger.warning("%s: the refused pin '%s' stays behind; remove it with unpin: %s", handle.table, key, error)
+        logger.warning("%s: the rejected pin '%s' remains; remove it with unpin: %s", handle.table, key, error)

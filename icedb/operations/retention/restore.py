@@ -1,9 +1,9 @@
-"""Make the table what it was at a time: undo a drop, an overwrite, a deletion or a bad merge, in one commit.
+"""Restore the table to its state at a time, in one commit: undo a drop, an overwrite, a deletion or a bad merge.
 
-A tombstone always wins, so a part that was superseded can never come back under its key. It comes back as a copy
-under a new one, made by the store itself; the marker keeps what it says of the content. Parts that came after that
-time are tombstoned, parts that are live in both stay as they are. So a restore is a commit like others: older
-snapshots stay readable, and it can be undone the same way. What cleanup has deleted cannot come back.
+A tombstone is final, so a superseded part can never return under its key. It returns as a copy under a new key, made by
+the store itself. Its marker keeps the description of the content. Parts that were added after that time are tombstoned,
+and parts that are live in both states stay. So a restore is an ordinary commit: older snapshots stay readable, and it
+can be undone in the same way. Parts that cleanup deleted cannot be restored.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["RestorePlan", "RestoreReport", "plan_restore", "restore"]
 
 logger = logging.getLogger(__name__)
 
-# The store does the work; this hides the latency of asking.
+# The store copies the objects; concurrency hides the latency of the requests.
 CONCURRENT_COPIES = 16
 
-#: Folder, digest and size of a part.
+#: The folder, digest and size of a part.
 _Content = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Markers of the parts that come back, and of those that go."""
+    """Markers of the parts to restore (`back`), and of the parts to tombstone (`gone`)."""
 
     back: tuple[Marker, ...]
     gone: tuple[Marker, ...]
@@ -54,10 +54,10 @@ class RestorePlan:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore did, or would do. `restored` are the parts as they were; `commit.parts` are their copies.
+    """The result of a restore, or of a dry run. `restored` are the original parts; `commit.parts` are their copies.
 
-    `rows` and `bytes` are those of the restored parts. `rows_before` and `rows_after` are the table's rows, as of the
-    state on which the restore was built. Each is None when a part does not say how many rows it has.
+    `rows` and `bytes` are those of the restored parts. `rows_before` and `rows_after` are the table's rows in the state
+    on which the restore was built. Each is None if a marker does not record its rows.
     """
 
     as_of_ms: int
@@ -72,9 +72,10 @@ class RestoreReport:
 
 
 def plan_restore(state: TableState, as_of_ms: int, *, pinned: bool = False) -> RestorePlan:
-    """Which parts come back and which go, for the table to hold what it held. Pure. Raises SnapshotExpired.
+    """Return which parts must be restored or tombstoned for the table to have its state at `as_of_ms`. Pure.
 
-    A part that is live now and has the very content of one that is dead stands for it: the copy of an earlier restore.
+    A live part with the same content as a superseded one replaces it, such as the copy of an earlier restore. Raises
+    SnapshotExpired.
     """
     return _plan(state, as_of_ms, live_markers(state, as_of_ms, pinned=pinned))
 
@@ -88,12 +89,12 @@ def _plan(state: TableState, as_of_ms: int, then: Sequence[Marker]) -> RestorePl
 
 
 def _content(marker: Marker) -> _Content | None:
-    """What tells two objects of equal content in one partition; None when the marker does not know."""
+    """Return the identity of a part's content within its partition; None if the marker has no digest."""
     return None if marker.digest is None else (marker.key.rpartition("/")[0], marker.digest, marker.bytes)
 
 
 def _without(markers: Sequence[Marker], shared: Mapping[_Content | None, int]) -> tuple[Marker, ...]:
-    """All but as many of each content as `shared` says."""
+    """Return the markers, except as many of each content as `shared` counts."""
     left = Counter(shared)
     kept = []
     for marker in markers:
@@ -106,7 +107,7 @@ def _without(markers: Sequence[Marker], shared: Mapping[_Content | None, int]) -
 
 
 def restore(handle: Handle, as_of_ms: int, *, allow_empty: bool = False, dry_run: bool = False) -> RestoreReport:
-    """Make the table what it was at a time (unix milliseconds). See `Table.restore`."""
+    """Restore the table to its state at a time (unix milliseconds). See `Table.restore`."""
     if not dry_run:
         handle.check_writable()
     state = handle.read(fresh=True)
@@ -118,7 +119,7 @@ def restore(handle: Handle, as_of_ms: int, *, allow_empty: bool = False, dry_run
         return _report(operation, plan.back, gone, nothing_to_commit(handle), dry_run)
     logger.info("%s: copying %d parts to restore %s", handle.table, len(plan.back), time_text(as_of_ms))
     commit = commit_exclusive(handle, operation)
-    # By what was committed, not by the last plan: another may have completed an earlier one for us.
+    # Reports the committed parts, not the last plan: another writer may have completed an earlier attempt.
     back = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
     return _report(operation, back, commit.tombstoned, commit, dry_run)
 
@@ -141,16 +142,16 @@ def _report(
 
 @dataclass(slots=True)
 class _Restore:
-    """Planned anew at each attempt; a copy that was made once is used again as long as its source is missing."""
+    """The commit, planned again at each attempt. A copy is reused as long as its source is not live."""
 
     handle: Handle
     as_of_ms: int
     allow_empty: bool
     rows_before: int | None = None
     rows_after: int | None = None
-    #: Source's key -> the copy's marker.
+    #: The source's key -> the copy's marker.
     copies: dict[str, Marker] = field(default_factory=dict)
-    #: Copy's key -> the source's marker, of every copy ever made.
+    #: The copy's key -> the source's marker, for all copies of all attempts.
     sources: dict[str, Marker] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     oldest_part_ms: int | None = None
@@ -161,7 +162,7 @@ class _Restore:
         return [m.key for m in self.copies.values()]
 
     def plan(self, state: TableState) -> RestorePlan:
-        """Plan the restore. Raises SnapshotExpired, and InvalidOption for a table that it would leave without rows."""
+        """Plan the restore. Raises SnapshotExpired, and InvalidOption if the table would be left without rows."""
         pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
         then = live_markers(state, self.as_of_ms, pinned=pinned)
         plan = _plan(state, self.as_of_ms, then)
@@ -176,7 +177,7 @@ class _Restore:
         return plan
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises SnapshotExpired when the time can no longer be read, or a part of it is not there any more."""
+        """Raises SnapshotExpired if the time is no longer readable, or one of its parts no longer exists."""
         plan = self.plan(state)
         for key in self.copies.keys() - {m.key for m in plan.back}:
             self.unused.append(self.copies.pop(key).key)
@@ -198,7 +199,7 @@ class _Restore:
         if not markers:
             return
         self.oldest_part_ms = self.oldest_part_ms if self.oldest_part_ms is not None else self.handle.clock.now_ms()
-        for marker in markers:  # before a copy is made: whatever happens then, it is ours to delete
+        for marker in markers:  # recorded before the copies, so that a failure deletes them
             self.copies[marker.key] = copy = msgspec.structs.replace(
                 marker, key=self._new_key(marker), tombstoned_ms=None, stats=without_texts(marker.stats)
             )

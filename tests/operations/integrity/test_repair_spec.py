@@ -252,7 +252,7 @@ def test_a_log_without_a_record_needs_the_callers_spec(table: Table, clocked: Cl
         ({"partition_by": ["n % 2 AS q"]}, r"are \['q'\]"),
         ({"partition_by": ["n % 2 AS p"], "sort_by": ["m"]}, "no such column"),
         ({"partition_by": ["n % 2 AS p"], "log_uri": "s3://b/log"}, "log_uri"),
-        ({"partition_by": 7}, "no spec"),
+        ({"partition_by": 7}, "spec is invalid"),
     ):
         with pytest.raises(InvalidOption, match=reason):
             repair(clocked, clock, spec=wrong)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-from tests.support.attacks.canary import Canary, contents
-
 from icedb import Table
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
+from tests.support.attacks.canary import Canary, contents
 from tests.support.object_stores.stores import BUCKET, Place
 
 #: As a value or a name. `{csv}`, `{folder}` and `{url}` are what the canary guards.

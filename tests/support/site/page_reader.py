@@ -199,8 +199,8 @@ class Refresher:
             after, self.listed_whole_at = "", now_ms
             self.whole += 1
         self.listed_at = now_ms
-        known_ms = {key: body for key, body in self.log_files.items() if key <= after}
-        self.log_files = known_ms | {key: body for key, body in store.items() if key.startswith(log) and key > after}
+        kept = {key: body for key, body in self.log_files.items() if key <= after}
+        self.log_files = kept | {key: body for key, body in store.items() if key.startswith(log) and key > after}
         return self.log_files
 
     def forget(self, ignored: set[str]) -> None:
