@@ -130,7 +130,7 @@ def test_a_trace_of_a_user_is_found_in_parts_and_in_the_log(tmp_path: Path) -> N
         with pytest.raises(NumbersDisagree, match=f"still contains the user {user}"):
             checks.nothing_stored_of(table, user)
         table.delete(f"user_id = {user}" if name == "numbers" else f"contains(row, '{user}')")
-        with pytest.raises(NumbersDisagree, match="still has something"):
+        with pytest.raises(NumbersDisagree, match="still contains"):
             checks.nothing_stored_of(table, user)  # superseded, and still stored
         with pytest.raises(NumbersDisagree, match="stored parts"):
             checks.only_live_objects(table)
@@ -271,7 +271,7 @@ def test_the_example_deletes_nothing_that_is_not_its_own(folder: Path) -> None:
     refused = start_example(folder, **SMALL)
     output, _ = refused.communicate(timeout=600)
     assert refused.returncode == 1
-    assert "has files that this example did not make" in " ".join(output.split())
+    assert "has files that this example did not create" in " ".join(output.split())
     assert "example: ok" not in output
     assert (folder / "data" / "lake" / "mine").read_text() == "precious"
 

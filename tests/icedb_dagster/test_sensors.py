@@ -490,7 +490,7 @@ def test_a_damaged_log_fails_the_tick_and_what_came_meanwhile_is_told_when_it_is
         world.clock.advance(10 * MINUTE_MS)
         fill(table, 1)
         world.clock.advance(MINUTE_MS)
-        with pytest.raises(UncoordinatedMaintenance, match="both have the epoch 2"):
+        with pytest.raises(UncoordinatedMaintenance, match="both say they are epoch 2"):
             daemon.tick()
         assert daemon.cursor == kept
     del objects[second]

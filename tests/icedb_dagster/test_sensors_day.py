@@ -239,13 +239,13 @@ class Day:
         self.check_table()
 
     def check_work(self, created: list[str], answer: dg.SensorResult) -> None:
-        """Nobody has done what a new run is asked for."""
-        memory = run_requests.decode(str(answer.cursor))
-        assert memory is not None
+        """Check that no earlier run has done the work of a new run."""
+        cursor = run_requests.decode(str(answer.cursor))
+        assert cursor is not None
         for request in answer.run_requests or ():
             if request.run_key in created:
                 kind = str(request.job_name).removeprefix("events_")
-                work = kind, memory.asked[kind].basis
+                work = kind, cursor.requests[kind].basis
                 assert work not in self.worked, f"{work} is done"
                 run = next(r for r in self.queue if r.tags.get("dagster/run_key") == request.run_key)
                 self.bases[run.run_id] = work
