@@ -259,7 +259,7 @@ def test_bad_columns_and_sizes_are_told(local: Place) -> None:
     with pytest.raises(UnknownColumn, match=r"no column 'm'; the snapshot has \['n'\]"):
         record_batches(snapshot, ["m"])
     for columns in ("n", []):
-        with pytest.raises(InvalidOption, match=r"columns must be a list of texts|give a list of names"):
+        with pytest.raises(InvalidOption, match=r"columns must be a list of texts|pass a list of names"):
             record_batches(snapshot, columns)
     for rows_max in (0, 1.5, True):
         with pytest.raises(InvalidOption, match="rows_max"):

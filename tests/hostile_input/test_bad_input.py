@@ -142,7 +142,7 @@ def test_a_batch_with_other_columns_than_its_stream_leaves_no_parts(memory: Any,
     first = pa.record_batch({"a": ["1"], "b": ["2"]})
     before = everything(memory)
     stream = pa.RecordBatchReader.from_batches(first.schema, iter([first, pa.record_batch(other)]))
-    with pytest.raises(InvalidBatch, match=r"columns a string, b string, and gives a batch with .*\. Give all batches"):
+    with pytest.raises(InvalidBatch, match=r"columns a string, b string, and a batch has .*\. Give all batches"):
         table.insert(stream)
     assert everything(memory) == before
 
@@ -256,8 +256,8 @@ def test_what_can_be_no_tables_address_is_refused(uri: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"AWS_ACCESS_KEY_ID": "only-the-id"}, "come together"),
-        ({"AWS_SECRET_ACCESS_KEY": "only-the-secret"}, "come together"),
+        ({"AWS_ACCESS_KEY_ID": "only-the-id"}, "give both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ({"AWS_SECRET_ACCESS_KEY": "only-the-secret"}, "give both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         ({"AWS_ENDPOINT_URL": "localhost:9000"}, "must start with http"),
         ({"aws_acces_key": "typo"}, "Known:"),
     ],

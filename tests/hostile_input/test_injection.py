@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.attacks.attacks.attacks import CLASSES, EXPRESSIONS, QUERIES, TEXTS, TYPES, World, make_tables
 
 from icedb import Table
 from icedb.errors import (
@@ -38,6 +37,7 @@ from icedb.log import IceLogIO, S3Client
 from icedb.sql.connections import quote_text
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
+from tests.support.attacks.attacks import CLASSES, EXPRESSIONS, QUERIES, TEXTS, TYPES, World, make_tables
 from tests.support.attacks.canary import watching
 from tests.support.object_stores.stores import BUCKET, Place
 

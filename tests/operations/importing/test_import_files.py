@@ -836,6 +836,6 @@ def test_the_command_says_what_it_does_not_do(local: Place) -> None:
     command(beside(local), local.uri, "--create", "--sort-by", "n")
     assert len(command(beside(local), local.uri, "--create", "--sort-by", "n")["skipped"]) == 3
     said = command(beside(local), local.uri, "--create", "--sort-by", "s", status=2)
-    assert "the table is there already" in said
+    assert "--sort-by differs from the sort columns of the existing table" in said
     said = command(local.uri, f"{local.uri}2", "--create", status=2)
     assert "names that begin with _ or . are left out" in said

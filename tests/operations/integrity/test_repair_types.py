@@ -350,7 +350,7 @@ def test_a_narrower_type_is_taken_when_every_value_fits(plain: Table, clocked: C
     ("types", "error", "told"),
     [
         ({"nn": "VARCHAR"}, UnknownColumn, "'nn'"),
-        ({"k": "VARCHAR"}, InvalidOption, "Leave it out"),
+        ({"k": "VARCHAR"}, InvalidOption, "Remove it from types"),
         ({"n": "TEXTT"}, InvalidOption, "TEXTT"),
         ({"n": "VARCHAR) AS x, (SELECT 1"}, InvalidOption, "which DuckDB does not have"),
         ({"n": 7}, InvalidOption, "str: int"),
