@@ -226,7 +226,7 @@ def test_what_a_query_got_wrong_is_told_without_a_traceback(local: Place, con: d
     for source, told in [
         ("events(as_of := 'yesterday')", "as_of is 'yesterday'; write a time with its zone"),
         ("events(as_of := 1763712000)", "as_of is '1763712000'; write a time"),
-        ("events(as_of := TIMESTAMP 'infinity')", "as_of is TIMESTAMP 'infinity'; give a time of this table's"),
+        ("events(as_of := TIMESTAMP 'infinity')", "as_of is TIMESTAMP 'infinity'; pass a time of this table's"),
         ("events(filter := 'm = 1')", "UnknownColumn: .* names 'm'"),
         ("events(filter := '1; DROP TABLE x')", "InvalidOption: .*the predicate"),
         ("events(filter := 'n IN (SELECT 1)')", "holds a subquery"),

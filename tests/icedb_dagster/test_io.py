@@ -790,8 +790,12 @@ def test_a_transaction_s_name_is_short_and_differs_for_each_partition_run_and_st
 # ------------------------------------------------------------------------------------------ Spark
 
 
-def test_a_spark_input_without_a_session_says_what_is_missing(materialize: Materialize, name: str) -> None:
+def test_a_spark_input_without_a_session_says_what_is_missing(
+    materialize: Materialize, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pyspark = pytest.importorskip("pyspark.sql")
+    # The process may have the session that the tests of Spark share.
+    monkeypatch.setattr(pyspark.SparkSession, "getActiveSession", lambda: None)
     numbers = returning(name, ONE)
 
     materialize(numbers)

@@ -563,7 +563,8 @@ def test_long_listings_come_in_pages_and_a_busy_store_is_asked_again(local: Plac
 
 
 def test_the_page_about_reading_shows_what_comes_out() -> None:
-    section = (ROOT / "docs/reading.md").read_text().partition("\n## Without this library\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/reading.md").read_text()
+    section = page.partition("\n## Read without this library\n")[2].partition("\n## ")[0]
     shown = re.findall(r"^```(sql|sh)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", section, flags=re.DOTALL | re.MULTILINE)
     reader, ran = SqlReader(), 0
     for language, text, output in shown:

@@ -158,7 +158,7 @@ def test_what_is_not_in_the_bucket_is_refused(s3: Any) -> None:
     folder = Folder(s3)
     folder.put("a.csv", "a\n1\n")
     for name in ("no.parquet", "no.jsonl", "no.csv"):
-        folder.refuses(f"{folder.uri}/{name}", InvalidBatch, rf"{name}' is not there.*Correct the path")
+        folder.refuses(f"{folder.uri}/{name}", InvalidBatch, rf"{name}' does not exist.*Correct the path")
     folder.refuses(f"{folder.uri}/no*.csv", InvalidBatch, "no file matches")
     folder.refuses("s3://no-such-bucket/a*.csv", InvalidBatch, "no-such-bucket")
     folder.refuses(f"{folder.uri}/in", InvalidBatch, "cannot take rows from a builtins.str")

@@ -167,7 +167,7 @@ def test_columns_added_during_a_stream_are_an_error(table: Table) -> None:
     feeding = _StreamPlanner(stream_read_options({"path": table.uri}), table.handle)
     start = feeding.end(feeding.begin(), Limits(), ["k", "n"])
     table.insert([{"k": 0, "n": 2, "price": 9.5}])
-    with pytest.raises(InvalidOption, match=r"had not when the stream began: \['price'\]. Start the stream again"):
+    with pytest.raises(InvalidOption, match=r"after the stream started: \['price'\]. Restart the stream"):
         feeding.end(start, Limits(), ["k", "n"])
     assert feeding.end(start, Limits(), ["k", "n", "price"]) != start
     named = _StreamPlanner(stream_read_options({"path": table.uri, "columns": "n"}), table.handle)
@@ -216,7 +216,7 @@ BATCH: dict[str, tuple[dict[str, str], str]] = {
 STREAM: dict[str, tuple[dict[str, str], str]] = {
     "of batches": ({"as_of": "1700000000000"}, r"\['as_of'\] is not for streams"),
     "an end": ({"since": "1700000000000", "until": "1700000000001"}, r"\['until'\] is not for streams"),
-    "no number": ({"batch_parts_max": "some"}, "batch_parts_max is 'some'; give a whole number, at least 1"),
+    "no number": ({"batch_parts_max": "some"}, "batch_parts_max is 'some'. Pass an integer of at least 1"),
     "nothing at a time": ({"batch_bytes_max": "0"}, "batch_bytes_max is '0'"),
     "unknown": ({"colour": "red"}, r"unknown options \['colour'\]"),
 }

@@ -358,7 +358,7 @@ def test_files_that_spark_skips_are_not_read_by_its_own_scan(
     table.insert(pa.table({"n": [1]}))
     snapshot = table.snapshot()
     hidden = dataclasses.replace(snapshot.parts[0], key="_data/_hidden.parquet")  # as other programs may call theirs
-    with pytest.raises(InvalidOption, match=r"overlooks files that are named like '_data/_hidden\.parquet'"):
+    with pytest.raises(InvalidOption, match=r"skips files with names such as '_data/_hidden\.parquet'"):
         icedb_spark.frame(spark, dataclasses.replace(snapshot, parts=(hidden,)), engine="native")
 
 
@@ -678,7 +678,7 @@ def test_a_schema_of_the_caller_must_equal_the_table_s(spark: SparkSession, crea
     for options in ({}, {"since": now}):
         with pytest.raises(PySparkException, match=r"InvalidOption.*no fixed snapshot.*set the option '(as_of|until)'"):
             spark.read.format("icedb").schema("n BIGINT").options(**options).load(table.uri).collect()
-    with pytest.raises(PySparkException, match=r"InvalidOption.*column 'n' is bigint.*this read says int\."):
+    with pytest.raises(PySparkException, match=r"InvalidOption.*column 'n' is bigint.*this read has int\."):
         source.schema("n INT").load(table.uri).collect()
     with pytest.raises(PySparkException, match=r"UnknownColumn.*columns names 'm'"):
         source.schema("m INT").load(table.uri).collect()

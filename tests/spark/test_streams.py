@@ -398,7 +398,7 @@ def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(table: Tab
 def test_a_batch_without_a_stream_is_not_committed(table: Table, place: dict[str, str]) -> None:
     nameless = LocalBatch(place, range(10), 0)
     nameless.messages = [replace(m, stream=None) for m in nameless.messages]
-    with pytest.raises(InvariantViolated, match=r"Spark did not tell its tasks sql\.streaming\.queryId"):
+    with pytest.raises(InvariantViolated, match=r"Spark did not set the property sql\.streaming\.queryId"):
         nameless.commit()
     assert rows(table) == []
 

@@ -163,9 +163,9 @@ def ended(status: int, *arguments: str) -> None:
         ([PROGRAM], "error: SPARK_REMOTE is set, so */pipes_program.py would not run on local[[]*]. Unset it, or*"),
         ([PROGRAM, "--set", "colour=red"], "error: local: unknown field 'colour'. The fields are *master*"),
         ([PROGRAM, "--set", "colour"], "error: local: the setting 'colour' has no value; write colour=VALUE."),
-        ([PROGRAM, "--set", "conf.spark.my.password=hush"], "error: LocalSpark: spark.my.password would stand on*"),
+        ([PROGRAM, "--set", "conf.spark.my.password=hush"], "error: LocalSpark: spark.my.password would be on*"),
         ([PROGRAM, "--set", "env.PASSWORD=hush"], "error: local: the setting env would be on a command line*"),
-        ([PROGRAM, "--", "--storage-option=AWS_SESSION_TOKEN=hush"], "error: *: AWS_SESSION_TOKEN would stand on*"),
+        ([PROGRAM, "--", "--storage-option=AWS_SESSION_TOKEN=hush"], "error: *: AWS_SESSION_TOKEN would be on*"),
         ([PROGRAM, "--on", "connect"], "error: ConnectSpark: remote: *. Give the field in the file, or with --set."),
         ([PROGRAM, "--on", "connect", "--set", "remote=h:1"], "error: ConnectSpark: remote is 'h:1'; give sc://*"),
         (
@@ -294,5 +294,5 @@ def test_emr_serverless_previews_a_valid_request(capfd: pytest.CaptureFixture[st
     place = EmrServerlessSpark(**fields, conf={"spark.app.name": "my flights"})
     with pytest.raises(InvalidOption, match="my flights' has a space"):
         place.request("ingest_flights")
-    with pytest.raises(InvalidOption, match="takes programs from S3"):
+    with pytest.raises(InvalidOption, match="reads programs from S3"):
         place.request("programs/mine.py")

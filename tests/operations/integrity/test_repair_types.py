@@ -722,5 +722,5 @@ def test_the_command_repairs(tmp_path: Path) -> None:
     assert "n: BIGINT, DOUBLE becomes VARCHAR" in told
     assert rows(table) == ["0.5", "1", "2", "2.5", "3"]
     assert "nothing to commit" in run("repair", table.uri).stdout
-    assert "write price=DOUBLE" in run("repair", table.uri, "--type", "n", status=2).stderr
+    assert "Write price=DOUBLE" in run("repair", table.uri, "--type", "n", status=2).stderr
     assert "no such column" in run("repair", table.uri, "--type", "x=BIGINT", status=2).stderr
