@@ -232,7 +232,7 @@ def test_what_a_query_got_wrong_is_told_without_a_traceback(local: Place, con: d
         ("events(filter := 'n IN (SELECT 1)')", "holds a subquery"),
         ("events(parity := 'odd')", r"the predicate .* does not fit the partition columns .*'odd'"),
         ("icedb(start_month := 2)", "start_month or start_day is given without start_year"),
-        ("icedb(end_year := 2026, end_month := 13)", "the end 2026-13-1 is no day"),
+        ("icedb(end_year := 2026, end_month := 13)", "the end 2026-13-1 is not a valid day"),
     ]:
         message = failing(con, f"SELECT n FROM {source}")
         assert re.search(told, message, re.DOTALL), message
