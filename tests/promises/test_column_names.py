@@ -114,7 +114,7 @@ def import_files(tmp: Path, names: Sequence[str]) -> None:
     assert table.verify(deep=True).problems == ()
     (tmp / "mixed/odd=0").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), tmp / "mixed/odd=0/rows.parquet")
-    with pytest.raises(InvalidBatch, match="holds rows of another partition"):
+    with pytest.raises(InvalidBatch, match="has rows of another partition"):
         table.import_files(tmp / "mixed")
     check(table, rows)
 
