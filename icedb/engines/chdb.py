@@ -98,7 +98,7 @@ def attach(session: ChdbSession, name: str, snapshot: Snapshot, *, parts_where: 
     expire.
 
     Args:
-        session: A `chdb.session.ChdbSession`.
+        session: A `chdb.session.Session`.
         name: The name of the view.
         snapshot: The snapshot to read.
         parts_where: A DuckDB predicate. Parts that cannot contain matching rows are skipped.

@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from docs_site import beyond
 from docs_site.command_page import PAGE as COMMAND_PAGE
 from docs_site.command_page import command_page
+from icedb.services.ingest.config import config_file as ingest_config
+from icedb.services.proxy.config import config_file as proxy_config
+from icedb.services.proxy.config import tenant_documents
 from icedb.storage.location import _OPTIONS as STORAGE_OPTIONS
 from tests.repository.test_public_names import PUBLIC
 
@@ -24,6 +30,11 @@ REFERENCE = DOCS / "reference"
 def headings(page: Path) -> set[str]:
     found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def structs_of(module: ModuleType) -> list[Any]:
+    """Return the documents that a module of a service's configuration defines."""
+    return [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -120,6 +131,22 @@ def test_what_pages_link_beyond_docs_comes_with_what_that_links() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ single pages
+
+
+SERVICE_DOCUMENTS = {
+    "proxy.md": [*structs_of(proxy_config), *structs_of(tenant_documents)],
+    "ingest.md": structs_of(ingest_config),
+}
+
+
+@pytest.mark.parametrize("page", SERVICE_DOCUMENTS)
+def test_the_settings_on_the_page_of_a_service_exist(page: str) -> None:
+    text = (DOCS / page).read_text()
+    tables = re.findall(r"^\| (?:name|setting|`\[server\]`) \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    cells = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    names = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert len(names) > 12
+    assert names - {field for struct in SERVICE_DOCUMENTS[page] for field in struct.__struct_encode_fields__} == set()
 
 
 def test_the_page_on_testing_describes_each_helper() -> None:

@@ -30,7 +30,7 @@ _OUTSIDE = re.compile(r"[{}*?\[\]\\\n\r]")
 
 
 class ChdbSession(Protocol):
-    """A `chdb.session.ChdbSession`, or an object with the same `query`."""
+    """A `chdb.session.Session`, or an object with the same `query`."""
 
     def query(self, sql: str, fmt: str = ..., /) -> Any:
         """Run a statement and return its result in this format of ClickHouse."""
