@@ -29,7 +29,7 @@ _LINES_MAX = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one step: `result` is ok, failed or skipped, `detail` why, or what was found."""
+    """The outcome of one step. `result` is ok, failed or skipped; `detail` is the reason, or the versions."""
 
     name: str
     result: str

@@ -1,4 +1,4 @@
-"""What all engines need of a snapshot: its parts, its columns as Arrow types, and the partition values in its paths.
+"""The data of a snapshot that all engines use: parts, columns as Arrow types, and partition values in paths.
 
 An engine that reads lazily filters rows by itself. `parts_where`, a DuckDB predicate, skips whole parts beforehand. All
 rows of the remaining parts are returned, whether or not the predicate is true of them.

@@ -401,7 +401,7 @@ class IceDBv3:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Opened:
-    """A table, and what it was opened for. `log_is_ours`: nobody else has its log there."""
+    """An open table and its purpose. `log_is_ours`: no other table has its log at that place."""
 
     data: S3Client
     log: S3Client

@@ -211,7 +211,7 @@ class IceLogIO:
     def read_log_forward(
         self, s3client: S3Client, log_files: Sequence[str]
     ) -> tuple[Schema, list[FileMarker], list[LogTombstone]]:
-        """What these log files say together, whatever others there are. Raises InvalidOption for one that is gone."""
+        """Replay these log files and no others. Raises InvalidOption if one does not exist."""
         found = [(key, s3client.table.log.fetch(key)) for key in sorted(set(log_files))]
         if gone := [key for key, stored in found if stored is None]:
             raise InvalidOption(
@@ -290,7 +290,7 @@ class IceLogIO:
         key = handle.keys.log_file(timestamp, merged=merged or made.carries_tombstones, writer=self._writer)
         body = encode(made)
         try:
-            decode(body, key, handle.keys)  # what nobody could read must not become part of the log
+            decode(body, key, handle.keys)  # an unreadable file must not become part of the log
         except CorruptLog as error:
             raise InvalidOption(f"{handle.table}: no log file can hold that: {error}") from None
         return key, body
@@ -311,7 +311,7 @@ class IceLogIO:
 
 
 def _check_markers(handle: Handle, file: LogFile) -> None:
-    """What the caller gave, in the caller's words: decoding would speak of a damaged log file."""
+    """Check the caller's arguments, so that an error names them and not a corrupt log file."""
     table, keys = handle.table, handle.keys
     for number, marker in enumerate(file.markers):
         _check_path(table, f"files[{number}]", marker.key, keys.data_prefix)

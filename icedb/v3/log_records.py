@@ -232,7 +232,7 @@ def _is_no(what: str) -> Iterator[None]:
 
 @checks_arguments
 def get_log_file_info(name: str) -> tuple[int, bool]:
-    """What a log file's name (or key) says: its time, and whether it carries tombstones. Raises CorruptLog."""
+    """Parse the name or key of a log file: its time, and whether it has tombstones. Raises CorruptLog."""
     keys = Keys("")
     found = keys.parse_log_file(keys.log_prefix + name.rpartition("/")[2])
     return found.t_ms, found.merged

@@ -25,6 +25,7 @@ from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.storage.obstore_store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
 from icedb.testing import create_table as create_in
+from tests.support.tables.fault_walk import SavedState
 
 GROUP = (1, 2, 3)
 
@@ -38,11 +39,10 @@ class World:
         create_in(self.store, self.clock).insert([{"id": "first", "n": 0}])
         self.acknowledged: set[str] = set()
         self.clock.advance(1_000)
-        self._saved, self._start_ms = dict(self.store.objects), self.clock.now_ms()
+        self._begin = SavedState(self.store, self.clock)
 
     def reset(self) -> None:
-        self.clock.set(self._start_ms)
-        self.store.objects = dict(self._saved)
+        self._begin.restore()
         self.acknowledged = set()
 
     def table(self) -> Table:

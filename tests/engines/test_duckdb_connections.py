@@ -207,7 +207,7 @@ def test_keys_that_are_new_before_the_old_ones_end_are_used_by_all_queries(
     attached.detach()
     issued = len(keys.issued)
     threading.Event().wait(0.2)
-    assert len(keys.issued) <= issued + 1, "nobody looks on"
+    assert len(keys.issued) <= issued + 1, "a detached table looks up no keys"
 
 
 @pytest.mark.s3

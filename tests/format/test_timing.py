@@ -49,6 +49,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, write_parts
 from tests.support.object_stores.stores import Place
 from tests.support.site.page_reader import DEFAULT_MS, counting_times, deleted_until, publishable_age
+from tests.support.tables.fault_walk import SavedState
 from tests.support.tables.v3_api import program
 
 LONG = Timing()
@@ -370,15 +371,14 @@ def test_an_alter_that_crashes_anywhere_leaves_the_old_or_the_new_times(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.insert([{"k": 0, "n": 1}])
-    saved, start_ms = dict(clocked.objects), clock.now_ms()
+    saved = SavedState(clocked, clock)
     counting = FaultyStore(clocked)
     altering(open_table(counting, clock))
     ends = set()
     for number, fault, wakes_ms in product(
         range(1, len(counting.requests) + 1), (Fault.CRASH_BEFORE, Fault.CRASH_AFTER), (0, HOUR_MS)
     ):
-        clocked.objects = dict(saved)
-        clock.set(start_ms)
+        saved.restore()
         store = FaultyStore(clocked)
         store.inject(fault, number=number)
         with pytest.raises(Crash):

@@ -1,8 +1,8 @@
 """The matrix of input position by attack class: each cell is refused with one error, or kept as the data that it is.
 
 Whatever the outcome, no object and no file that was there before is changed or gone, nothing new lies outside the
-tables, no file of the host was read into anything, and nobody called the network. tests/sql/test_user_queries.py shows
-that the attacks are real.
+tables, no file of the host was read into anything, and no address of the network was called.
+tests/sql/test_user_queries.py shows that the attacks are real.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from icedb.testing import (
 )
 from icedb.transaction.append import UNANSWERED_MAX, PutOutcome, put_if_absent
 from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, commit_exclusive
+from tests.support.tables.fault_walk import SavedState
 from tests.support.tables.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
@@ -96,12 +97,10 @@ class World:
             table.insert([{"k": 0, "n": n}, {"k": 1, "n": n + 1}])
             self.clock.advance(1_000)
         self.before_ms = self.clock.now_ms() - 1
-        self._saved = dict(self.store.objects)
-        self._start_ms = self.clock.now_ms()
+        self._begin = SavedState(self.store, self.clock)
 
     def reset(self) -> None:
-        self.clock.set(self._start_ms)
-        self.store.objects = dict(self._saved)
+        self._begin.restore()
 
     def actor(self) -> tuple[Table, FaultyStore]:
         store = FaultyStore(self.store)

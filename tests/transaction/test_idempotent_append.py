@@ -43,6 +43,7 @@ from icedb.testing import (
     open_table,
 )
 from icedb.util.clock import Clock
+from tests.support.tables.fault_walk import SavedState
 from tests.support.tables.plain_table import PlainTable, part_rows
 
 TIMEOUT_MS = 5 * MINUTE_MS
@@ -63,11 +64,10 @@ class World:
         create_table(self.store, self.clock, partition_by=["k"], sort_by=["n"])
         insert(open_it(self.store, self.clock), BASE)
         self.clock.advance(1_000)
-        self._saved, self._start_ms = dict(self.store.objects), self.clock.now_ms()
+        self._begin = SavedState(self.store, self.clock)
 
     def reset(self) -> None:
-        self.clock.set(self._start_ms)
-        self.store.objects = dict(self._saved)
+        self._begin.restore()
 
     def actor(self, *, skew_ms: int = 0) -> tuple[Table, FaultyStore]:
         store = FaultyStore(self.store)

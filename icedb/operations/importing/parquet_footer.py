@@ -53,7 +53,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class ContentRequest:
-    """What to compute from the rows of a file.
+    """The values to compute from the rows of a file.
 
     `schema` has the columns that an expression may use, `statistics` the columns with their types. `required` columns
     must have no nulls. `content` decodes every row and computes the digest.

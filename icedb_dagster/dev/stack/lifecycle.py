@@ -77,7 +77,7 @@ def down(
 def release(stack: Stack, *, progress: Progress = _silent) -> tuple[ServiceName, ...]:
     """Stop what the call of `up` that returned `stack` has started, and nothing that ran before it.
 
-    Postgres keeps running while the folder's web server or daemon uses it, whoever started those.
+    Postgres keeps running while the folder's web server or daemon uses it, also if another command started them.
     """
     layout = open_layout(stack.project_dir)
     with layout.locked(progress=progress):

@@ -35,6 +35,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.tables.fault_walk import SavedState
 
 
 class World:
@@ -47,11 +48,10 @@ class World:
         for n in (3, 1):
             table.insert([{"k": n % 2, "n": n}, {"k": 0, "n": n - 1}])
             self.clock.advance(1_000)
-        self._saved, self._start_ms = dict(self.store.objects), self.clock.now_ms()
+        self._begin = SavedState(self.store, self.clock)
 
     def reset(self) -> None:
-        self.clock.set(self._start_ms)
-        self.store.objects = dict(self._saved)
+        self._begin.restore()
 
     def actor(self, *, skew_ms: int = 0) -> tuple[Table, FaultyStore]:
         store = FaultyStore(self.store)

@@ -35,6 +35,7 @@ from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.export import delta
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
 from tests.support.tables.delta_reading import actions, by_delta, check_same, files, texts
+from tests.support.tables.fault_walk import SavedState
 
 #: A value of each type that Delta can have.
 TYPES = {
@@ -703,7 +704,7 @@ def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: p
         clock.advance(2 * HOUR_MS)
     fill(table, 10)
     table.merge()
-    saved, start_ms = dict(base.objects), clock.now_ms()
+    saved = SavedState(base, clock)
     counting = FaultyStore(base)
     open_table(counting, clock).export_delta()  # version 2, with a checkpoint
     assert [r for r in counting.requests if "checkpoint" in r.keys[0]]
@@ -711,8 +712,7 @@ def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: p
     numbers = [r.number for r in counting.requests if r.kind in ("create", "delete")]
     for fault in (Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT):
         for number in numbers:
-            clock.set(start_ms)
-            base.objects = dict(saved)
+            saved.restore()
             store = FaultyStore(base)
             store.inject(fault, number=number)
             with contextlib.suppress(Crash, IceDBError):

@@ -50,7 +50,7 @@ from icedb.testing import (
 )
 from icedb.transaction.open_table import create_handle
 from tests.support.object_stores.stores import Place
-from tests.support.tables.fault_walk import attempts, only_live_parts_stay
+from tests.support.tables.fault_walk import SavedState, attempts, only_live_parts_stay
 from tests.support.tables.parquet_sources import beside, encode, put_files, stored
 from tests.support.tables.plain_table import live_numbers
 
@@ -679,13 +679,12 @@ def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: s
     clock = ManualClock()
     base = ClockedStore(clock)
     in_table(base, clock)
-    saved, start_ms = dict(base.objects), clock.now_ms()
+    saved = SavedState(base, clock)
     counting = FaultyStore(base)
     open_table(counting, clock).import_files(source)
     for number in range(1, len(counting.requests) + 1):
         for sleep_ms in (0, 3 * HOUR_MS):
-            clock.set(start_ms)
-            base.objects = dict(saved)
+            saved.restore()
             store = FaultyStore(base)
 
             def between(request: Request, number: int = number, sleep_ms: int = sleep_ms) -> None:

@@ -32,6 +32,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
+from tests.support.tables.fault_walk import SavedState
 
 FULL = [0, 1, 10, 11, 20, 21]
 
@@ -356,11 +357,10 @@ class Story:
         table.drop_partitions("true")
         table.insert([{"k": 3, "n": 3}])
         self.clock.set(table.handle.read().newest_ms + dropped_ms_ago)
-        self.saved, self.start_ms = dict(self.base.objects), self.clock.now_ms()
+        self.saved = SavedState(self.base, self.clock)
 
     def begin(self) -> None:
-        self.base.objects = dict(self.saved)
-        self.clock.set(self.start_ms)
+        self.saved.restore()
 
     def check(self, pinned: bool, what: object) -> None:
         """A pinned time is whole, for good; of one that was refused nothing is left. Never a part of the truth."""
@@ -473,7 +473,7 @@ def test_a_cleanup_that_stops_at_any_request_leaves_what_is_pinned(fault: Fault)
     story.clock.advance(1_000)
     table.drop_partitions(["k=4"])
     story.clock.advance(2 * HOUR_MS)
-    story.saved, story.start_ms = dict(story.base.objects), story.clock.now_ms()
+    story.saved = SavedState(story.base, story.clock)
     counting = FaultyStore(story.base)
     story.actor(counting).cleanup()
     requests = len(counting.requests)

@@ -26,7 +26,7 @@ from icedb.testing import (
     create_table,
     open_table,
 )
-from tests.support.tables.fault_walk import attempts, only_live_parts_stay
+from tests.support.tables.fault_walk import SavedState, attempts, only_live_parts_stay
 from tests.support.tables.plain_table import live_numbers
 
 FULL = [0, 1, 10, 11, 20, 21]
@@ -377,11 +377,10 @@ def test_a_cleanup_at_any_moment_of_a_restore_loses_nothing_that_was_restored(ag
     as_of = moment(table, clock)
     table.drop_partitions(["k=1"])
     clock.set(table.handle.read().newest_ms + age_ms)
-    saved, start_ms = dict(base.objects), clock.now_ms()
+    saved = SavedState(base, clock)
     for number in range(2, 16):
         for sleep_ms in (0, 2 * MINUTE_MS, 2 * HOUR_MS):
-            clock.set(start_ms)
-            base.objects = dict(saved)
+            saved.restore()
             store = FaultyStore(base)
 
             def between(request: Request, number: int = number, sleep_ms: int = sleep_ms) -> None:

@@ -13,6 +13,7 @@ from icedb import Table
 from icedb.format.replay import TableState
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, check_sound, open_table
+from tests.support.tables.fault_walk import SavedState
 
 Rows = list[tuple[Any, ...]]
 
@@ -25,11 +26,10 @@ class Siblings:
         self.store = ClockedStore(self.clock, prefix="lake/events")
         begin(self.store, self.clock)
         self.clock.advance(1_000)
-        self._saved, self._start_ms = dict(self.store.objects), self.clock.now_ms()
+        self._begin = SavedState(self.store, self.clock)
 
     def reset(self) -> None:
-        self.clock.set(self._start_ms)
-        self.store.objects = dict(self._saved)
+        self._begin.restore()
 
     def beside(self, name: str) -> ObjectStore:
         return self.store.sibling(replace(self.store.location, prefix=f"lake/{name}"))

@@ -387,5 +387,5 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _unavailable(code: str) -> S3Error:
-    message = "This bucket cannot be shown. Whoever runs the endpoint has to look." if code == "InternalError" else ""
+    message = "This bucket cannot be shown. Contact the operator of this endpoint." if code == "InternalError" else ""
     return S3Error(code, message)
