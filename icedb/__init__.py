@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from icedb.reader.history import CommitInfo
     from icedb.reader.snapshot import Snapshot
     from icedb.sql.query_result import QueryResult
+    from icedb.storage.parts import Part
     from icedb.table import Table
     from icedb.transaction.append import Commit
     from icedb.transaction.pin_objects import Pin
-    from icedb.transaction.table_handle import Part
     from icedb.v3.icedb_v3 import CompressionCodec, IceDBv3
     from icedb.v3.log_io import (
         FileMarker,
@@ -123,7 +123,7 @@ _LAZY_NAMES = {
     "icedb.operations.export.delta": ("DeltaReport",),
     "icedb.operations.export.parquet": ("ParquetExportReport",),
     "icedb.operations.write.write_plan": ("WritePlan",),
-    "icedb.transaction.table_handle": ("Part",),
+    "icedb.storage.parts": ("Part",),
     "icedb.reader.history": ("CommitInfo",),
     "icedb.icedb": ("CompressionCodec", "IceDBv3"),
     "icedb.log": (

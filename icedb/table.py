@@ -13,13 +13,13 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
-from icedb.errors import InvalidOption, TableNotFound
+from icedb.errors import TableNotFound
 from icedb.format.change_feed import Limits
-from icedb.format.table_spec import ROW_GROUP_ROWS, Compression, Merging, SchemaPolicy, TableSpec
+from icedb.format.table_spec import Merging, TableSpec
 from icedb.format.timing import Timing
-from icedb.operations.commits.alter import alter, spec_change
+from icedb.operations.commits.alter import alter
 from icedb.operations.commits.drop_partitions import DropReport, check_chosen, drop_partitions
 from icedb.operations.export.delta import KEEP, DeltaReport, export_delta
 from icedb.operations.export.parquet import OnPart, ParquetExportReport, export_parquet
@@ -34,7 +34,7 @@ from icedb.operations.retention.orphans import ORPHANS_MAX, OrphansReport, delet
 from icedb.operations.retention.pins import Expires, pin, unpin
 from icedb.operations.retention.restore import RestoreReport, restore
 from icedb.operations.rewrite.delete import DeleteReport, delete, find_rows
-from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine, LocalEngine, ResourceLimits
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
 from icedb.operations.rewrite.merge import (
     INPUT_BYTES_MAX,
     INPUT_PARTS_MAX,
@@ -42,8 +42,8 @@ from icedb.operations.rewrite.merge import (
     MergeReport,
     Order,
     TieredMerge,
-    merge,
 )
+from icedb.operations.rewrite.merge_loop import merge_engine, merge_within
 from icedb.operations.rewrite.rewrite_partition import RewriteReport, rewrite_partition
 from icedb.operations.rewrite.rewriter import rewrite_parts
 from icedb.operations.write.insert import insert, overwrite
@@ -54,10 +54,10 @@ from icedb.reader.changes import Changes, take_changes
 from icedb.reader.diff import Diff, diff
 from icedb.reader.history import CommitInfo, history
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
-from icedb.sources.batch import OnConflict, Rows
+from icedb.sources.batch import OnConflict, Rows, WriteOptions
 from icedb.sql.query_result import QueryResult
 from icedb.storage.credentials import CredentialProvider
-from icedb.storage.location import parse_location, with_log
+from icedb.storage.location import StoreOptions, parse_location, with_log
 from icedb.storage.obstore_store import open_store
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn, check_txn
@@ -67,7 +67,8 @@ from icedb.transaction.table_handle import Fencing, Handle
 from icedb.util.arguments import checks_arguments
 from icedb.util.clock import SystemClock
 from icedb.util.times import AsOf, as_of_ms
-from icedb.writer.spec_validation import DeclaredSchema, declared_columns
+from icedb.writer.spec_options import SpecOptions, spec_change
+from icedb.writer.spec_validation import DeclaredSchema
 
 __all__ = ["Table"]
 
@@ -112,40 +113,32 @@ class Table:
         cls,
         uri: str | os.PathLike[str],
         *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
-        compression: Compression = "zstd",
-        row_group_rows: int = ROW_GROUP_ROWS,
-        schema: DeclaredSchema | None = None,
-        required: Sequence[str] = (),
-        schema_policy: SchemaPolicy = "open",
-        path_columns: Mapping[str, str] | None = None,
-        insert_query: str = "",
-        merge_query: str = "",
-        merging: Merging | None = None,
-        row_id: bool = False,
         preserve_partition: bool = False,
         storage_options: Mapping[str, str] | None = None,
         credential_provider: CredentialProvider | None = None,
         log_uri: str | os.PathLike[str] | None = None,
         log_storage_options: Mapping[str, str] | None = None,
-        timing: Timing | None = None,
         fencing: Fencing = "claims",
         dry_run: bool = False,
+        **options: Unpack[SpecOptions],
     ) -> Self:
         """Create an empty table.
 
-        Queries of the table (`insert_query`, `merge_query`) run in a sandbox and see only their input rows.
+        An option that is None has its default. The queries (`insert_query`, `merge_query`) run in a sandbox and see
+        only their input rows.
 
         Args:
             uri: A folder, or an address such as `s3://bucket/prefix`.
             partition_by: DuckDB expressions over the columns of a row, each with a name (`"strftime(ts, '%Y') AS y"`).
             sort_by: The columns by which the rows of a part (data file) are sorted.
-            compression: The Parquet codec of new parts.
-            row_group_rows: Rows per Parquet row group.
+            compression: The Parquet codec of new parts. The default is `"zstd"`.
+            row_group_rows: Rows per Parquet row group. The default is 122,880.
+            bloom_filters: Columns for which new parts have a Parquet bloom filter, by which readers skip row groups
+                without a value. Not for BOOLEAN, FLOAT, DOUBLE and nested columns.
             schema: Columns to declare before a batch brings them, as a dict of DuckDB types or a pyarrow schema.
             required: Columns that must not be null.
-            schema_policy: With `"declared"`, batches with columns that are not declared are rejected.
+            schema_policy: With `"declared"`, batches with columns that are not declared are rejected. The default is
+                `"open"`.
             path_columns: Partition columns and their types whose values only the paths contain. A batch has a column of
                 that name, which is not stored, or `_partition`.
             insert_query: A query over `_rows`. Its result is stored in their place.
@@ -161,7 +154,7 @@ class Table:
             log_uri: The address of the log if it is not stored with the parts. The table records it.
             log_storage_options: Options for the log's store. None means `storage_options` if both stores are of one
                 kind.
-            timing: The times on which the table's consistency depends.
+            timing: The times on which the table's consistency depends. The default is `Timing()`.
             fencing: `"none"` for a store without create-only puts.
             dry_run: Check everything, also that no table exists at the address, and create nothing. The returned Table
                 only serves to read its `spec`.
@@ -178,51 +171,31 @@ class Table:
         Example:
             >>> table = icedb.Table.create("s3://lake/events", partition_by=["ts::DATE AS d"], sort_by=["user", "ts"])
         """
-        location = parse_location(uri, storage_options, credential_provider)
-        if log_uri is not None:
-            location = with_log(location, log_uri, log_storage_options)
-        elif log_storage_options is not None:
-            raise InvalidOption(f"{location.uri}: log_storage_options is set, but no log_uri. Set log_uri as well.")
-        store = open_store(location)
+        location = with_log(parse_location(uri, storage_options, credential_provider), log_uri, log_storage_options)
         spec = TableSpec(
             id=SystemClock().new_id(),
-            partition_by=tuple(partition_by),
-            sort_by=tuple(sort_by),
-            compression=compression,
-            row_group_rows=row_group_rows,
             log_uri=location.log.uri if location.log else "",
-            columns=declared_columns(schema if schema is not None else {}, table=location.uri),
-            required=tuple(required),
-            schema_policy=schema_policy,
-            path_columns=dict(path_columns or {}),
-            insert_query=insert_query,
-            merge_query=merge_query,
-            merging=merging,
-            row_id=row_id,
             preserve_partition=preserve_partition,
         )
-        return cls(create_handle(store, spec, timing=timing, fencing=fencing, dry_run=dry_run))
+        spec = spec_change(location.uri, **options)(spec)
+        return cls(create_handle(open_store(location), spec, fencing=fencing, dry_run=dry_run))
 
     @classmethod
     def open(
         cls,
         uri: str | os.PathLike[str],
         *,
-        storage_options: Mapping[str, str] | None = None,
-        credential_provider: CredentialProvider | None = None,
-        log_storage_options: Mapping[str, str] | None = None,
         timing: Timing | None = None,
         fencing: Fencing = "claims",
+        **access: Unpack[StoreOptions],
     ) -> Self:
         """Open an existing table.
 
         Args:
             uri: The address of the table.
-            storage_options: As for `create`.
-            credential_provider: As for `create`.
-            log_storage_options: As for `create`. The table records where its log is.
             timing: The times that the table must have. If it has others, InvalidOption is raised.
-            fencing: As for `create`.
+            fencing: As for `create`, also for the other arguments that are not listed here. The table records where its
+                log is.
 
         Returns:
             The open table.
@@ -234,18 +207,12 @@ class Table:
         Example:
             >>> table = icedb.Table.open("s3://lake/events")
         """
-        store = open_store(parse_location(uri, storage_options, credential_provider))
-        return cls(open_handle(store, log_storage_options=log_storage_options, timing=timing, fencing=fencing))
+        store = open_store(parse_location(uri, access.get("storage_options"), access.get("credential_provider")))
+        log_options = access.get("log_storage_options")
+        return cls(open_handle(store, log_storage_options=log_options, timing=timing, fencing=fencing))
 
     @classmethod
-    def exists(
-        cls,
-        uri: str | os.PathLike[str],
-        *,
-        storage_options: Mapping[str, str] | None = None,
-        credential_provider: CredentialProvider | None = None,
-        log_storage_options: Mapping[str, str] | None = None,
-    ) -> bool:
+    def exists(cls, uri: str | os.PathLike[str], **access: Unpack[StoreOptions]) -> bool:
         """Return whether a table can be opened at an address. The arguments are those of `open`.
 
         Example:
@@ -253,12 +220,7 @@ class Table:
             True
         """
         try:
-            cls.open(
-                uri,
-                storage_options=storage_options,
-                credential_provider=credential_provider,
-                log_storage_options=log_storage_options,
-            )
+            cls.open(uri, **access)
         except TableNotFound:
             return False
         return True
@@ -269,12 +231,10 @@ class Table:
         uri: str | os.PathLike[str],
         *,
         spec: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, str] | None = None,
-        credential_provider: CredentialProvider | None = None,
         log_uri: str | os.PathLike[str] | None = None,
-        log_storage_options: Mapping[str, str] | None = None,
         fencing: Fencing = "claims",
         dry_run: bool = False,
+        **access: Unpack[StoreOptions],
     ) -> SpecRepairReport:
         """Write a lost `_table.json` again, from the newest spec that the log records.
 
@@ -285,11 +245,8 @@ class Table:
             uri: The address of the table.
             spec: For a log that records no spec, a dict with the keys of `_table.json`. It is compared with the columns
                 and paths in the log.
-            storage_options: As for `create`.
-            credential_provider: As for `create`.
             log_uri: The address of the log if it is not stored with the parts.
-            log_storage_options: As for `create`.
-            fencing: As for `create`.
+            fencing: As for `create`, also for the other arguments that are not listed here.
             dry_run: Return the report, and write nothing.
 
         Raises:
@@ -302,33 +259,20 @@ class Table:
         Example:
             >>> icedb.Table.repair_spec("s3://lake/events")
         """
-        location = parse_location(uri, storage_options, credential_provider)
-        if log_uri is not None:
-            location = with_log(location, log_uri, log_storage_options)
-        return repair_spec(Handle(open_store(location), TableSpec(), fencing=fencing), spec, dry_run=dry_run)
+        location = parse_location(uri, access.get("storage_options"), access.get("credential_provider"))
+        location = with_log(location, log_uri, access.get("log_storage_options"))
+        return repair_spec(Handle.of(open_store(location), TableSpec(), fencing=fencing), spec, dry_run=dry_run)
 
     # ------------------------------------------------------------------------------------ write
 
     @overload
     def insert(
-        self,
-        data: Rows,
-        *,
-        txn: Txn | None = ...,
-        on_conflict: OnConflict = ...,
-        memory_bytes: int | None = ...,
-        dry_run: Literal[False] = ...,
+        self, data: Rows, *, txn: Txn | None = ..., dry_run: Literal[False] = ..., **options: Unpack[WriteOptions]
     ) -> Commit: ...
 
     @overload
     def insert(
-        self,
-        data: Rows,
-        *,
-        txn: Txn | None = ...,
-        on_conflict: OnConflict = ...,
-        memory_bytes: int | None = ...,
-        dry_run: Literal[True],
+        self, data: Rows, *, txn: Txn | None = ..., dry_run: Literal[True], **options: Unpack[WriteOptions]
     ) -> WritePlan: ...
 
     def insert(
@@ -377,13 +321,12 @@ class Table:
         """
         if txn is not None:
             txn = check_txn(txn, table=self.uri)
+        options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes)
         if dry_run:
-            return plan_write(
-                self._handle, data, replaces=False, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes
-            )
+            return plan_write(self._handle, data, replaces=False, txn=txn, **options)
         if is_spark_frame(data):
-            return append_frame(self._handle, data, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
-        return insert(self._handle, data, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
+            return append_frame(self._handle, data, txn=txn, **options)
+        return insert(self._handle, data, txn=txn, **options)
 
     @overload
     def overwrite(
@@ -391,9 +334,8 @@ class Table:
         data: Rows,
         *,
         partitions: Sequence[str] | str | None = ...,
-        on_conflict: OnConflict = ...,
-        memory_bytes: int | None = ...,
         dry_run: Literal[False] = ...,
+        **options: Unpack[WriteOptions],
     ) -> Commit: ...
 
     @overload
@@ -402,9 +344,8 @@ class Table:
         data: Rows,
         *,
         partitions: Sequence[str] | str | None = ...,
-        on_conflict: OnConflict = ...,
-        memory_bytes: int | None = ...,
         dry_run: Literal[True],
+        **options: Unpack[WriteOptions],
     ) -> WritePlan: ...
 
     def overwrite(
@@ -440,20 +381,12 @@ class Table:
         """
         if partitions is not None:
             check_chosen(self._handle, partitions)
+        options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes)
         if dry_run:
-            return plan_write(
-                self._handle,
-                data,
-                replaces=True,
-                partitions=partitions,
-                on_conflict=on_conflict,
-                memory_bytes=memory_bytes,
-            )
+            return plan_write(self._handle, data, replaces=True, partitions=partitions, **options)
         if is_spark_frame(data):
-            return overwrite_frame(
-                self._handle, data, partitions=partitions, on_conflict=on_conflict, memory_bytes=memory_bytes
-            )
-        return overwrite(self._handle, data, partitions, on_conflict=on_conflict, memory_bytes=memory_bytes)
+            return overwrite_frame(self._handle, data, partitions=partitions, **options)
+        return overwrite(self._handle, data, partitions, **options)
 
     # ------------------------------------------------------------------------------------ views
 
@@ -494,15 +427,15 @@ class Table:
         Example:
             >>> view = table.create_view("daily", "SELECT user, count(*) AS n FROM _rows GROUP BY ALL")
         """
-        spec = TableSpec(
-            id=self._handle.clock.new_id(),
-            partition_by=tuple(partition_by),
-            sort_by=tuple(sort_by),
+        change = spec_change(
+            self.uri,
+            partition_by=partition_by,
+            sort_by=sort_by,
             merging=merging,
             merge_query=merge_query,
-            columns=declared_columns(schema if schema is not None else {}, table=self.uri),
+            schema=schema,
         )
-        return type(self)(create_view(self._handle, name, query, spec, backfill=backfill))
+        return type(self)(create_view(self._handle, name, query, change(TableSpec()), backfill=backfill))
 
     def refresh_view(self, name: str, *, memory_bytes: int | None = None) -> Commit:
         """Compute a view again from all rows of this table, in one exclusive commit. Do not insert meanwhile.
@@ -555,10 +488,10 @@ class Table:
             SnapshotExpired: Cleanup has deleted parts of that time.
 
         Example:
-            >>> snapshot = table.snapshot("2026-11-21T00:00:00Z")
+            >>> snapshot = table.snapshot(datetime(2026, 11, 21, tzinfo=UTC))
             >>> snapshot.query("SELECT count(*) FROM t").fetchall()
         """
-        return take_snapshot(self._handle, None if as_of is None else as_of_ms(as_of))
+        return take_snapshot(self._handle, as_of_ms(as_of))
 
     def query(
         self, sql: str, *, as_of: AsOf | None = None, where: Where | None = None, sandbox: bool = False
@@ -623,8 +556,8 @@ class Table:
         """
         return take_changes(
             self._handle,
-            since if since is None or isinstance(since, str) else as_of_ms(since, name="since"),
-            until if until is None or isinstance(until, str) else as_of_ms(until, name="until"),
+            since if isinstance(since, str) else as_of_ms(since, name="since"),
+            until if isinstance(until, str) else as_of_ms(until, name="until"),
             limits=Limits(parts_max, bytes_max),
         )
 
@@ -647,7 +580,7 @@ class Table:
             >>> [commit.kind for commit in table.history(limit=2)]
             ['merge', 'append']
         """
-        return history(self._handle, limit=limit, since_ms=None if since is None else as_of_ms(since, name="since"))
+        return history(self._handle, limit=limit, since_ms=as_of_ms(since, name="since"))
 
     def diff(self, since: AsOf, until: AsOf | None = None, *, rows: bool = False) -> Diff:
         """Compare two times: the parts of each partition, and the columns.
@@ -664,14 +597,9 @@ class Table:
             MissingPart: The object of a part does not exist.
 
         Example:
-            >>> table.diff("2026-11-20T00:00:00Z", rows=True)
+            >>> table.diff(datetime(2026, 11, 20, tzinfo=UTC), rows=True)
         """
-        return diff(
-            self._handle,
-            as_of_ms(since, name="since"),
-            None if until is None else as_of_ms(until, name="until"),
-            rows=rows,
-        )
+        return diff(self._handle, as_of_ms(since, name="since"), as_of_ms(until, name="until"), rows=rows)
 
     def schema(self) -> dict[str, str]:
         """Return the DuckDB type of each column.
@@ -710,6 +638,7 @@ class Table:
         input_parts_max: int = INPUT_PARTS_MAX,
         input_bytes_max: int = INPUT_BYTES_MAX,
         tiers: TieredMerge | None = None,
+        max_seconds: float | None = None,
         memory_bytes: int | None = None,
         engine: Engine | None = None,
         dry_run: bool = False,
@@ -717,7 +646,7 @@ class Table:
         """Merge small parts (compaction, OPTIMIZE), partition by partition, in one exclusive commit.
 
         Rows and query results stay the same, unless the table has a merge query or `merging`. The replaced parts stay
-        readable in older snapshots until `cleanup`. `icedb.operations.rewrite.merge_loop` merges for a limited time.
+        readable in older snapshots until `cleanup`.
 
         Args:
             order: The partitions to merge first if the limits below do not allow all of them. `"newest"` fits frequent
@@ -727,11 +656,17 @@ class Table:
             input_bytes_max: The limit of bytes that one call reads.
             tiers: Merge only parts of a similar size, so that frequent merges rewrite few bytes. None merges all small
                 parts.
+            max_seconds: Merge again and again, with a commit for each merge, until nothing is left to merge or this
+                time is over. Each merge is as large as the rest of the time allows, within the limits above. A group of
+                parts is never divided, so the call may take longer by one group. A dry run plans one merge.
             memory_bytes: The memory that all groups together may use before they spill to disk. The default is half of
                 the memory of the machine or container.
             engine: Where to read and write parts, with its own memory, such as `icedb.spark.SparkEngine`. The default
                 is this process. The work is published in one commit all the same.
             dry_run: Return the report of what would be merged, and write nothing.
+
+        Returns:
+            The report: with `max_seconds`, of all merges of the call.
 
         Raises:
             InvalidOption: An argument is invalid, or both `engine` and `memory_bytes` are set.
@@ -740,23 +675,19 @@ class Table:
             IceDBError: The engine failed.
 
         Example:
-            >>> table.merge(order="newest").merged_parts
+            >>> table.merge(order="newest", max_seconds=60).merged_parts
             12
         """
-        if engine is not None and memory_bytes is not None:
-            raise InvalidOption(
-                f"{self.uri}: memory_bytes and engine are both set, but memory_bytes limits this process only. Leave "
-                "memory_bytes out, and set the memory of the engine."
-            )
-        return merge(
+        return merge_within(
             self._handle,
+            max_seconds,
+            tiers=tiers,
+            rewriter=partial(rewrite_parts, engine=merge_engine(engine, memory_bytes, table=self.uri)),
+            dry_run=dry_run,
             order=order,
             part_bytes_max=part_bytes_max,
             input_parts_max=input_parts_max,
             input_bytes_max=input_bytes_max,
-            tiers=tiers,
-            dry_run=dry_run,
-            rewriter=partial(rewrite_parts, engine=engine or LocalEngine(ResourceLimits(memory_bytes))),
         )
 
     def merge_log(self, *, lines_max: int = LINES_MAX, files_min: int = 2, dry_run: bool = False) -> MergeLogReport:
@@ -776,23 +707,7 @@ class Table:
         """
         return merge_log(self._handle, lines_max=lines_max, files_min=files_min, dry_run=dry_run)
 
-    def alter(
-        self,
-        *,
-        partition_by: Sequence[str] | None = None,
-        sort_by: Sequence[str] | None = None,
-        compression: Compression | None = None,
-        row_group_rows: int | None = None,
-        schema: DeclaredSchema | None = None,
-        required: Sequence[str] | None = None,
-        schema_policy: SchemaPolicy | None = None,
-        path_columns: Mapping[str, str] | None = None,
-        insert_query: str | None = None,
-        merge_query: str | None = None,
-        merging: Merging | Literal["none"] | None = None,
-        row_id: bool | None = None,
-        timing: Timing | None = None,
-    ) -> Commit:
+    def alter(self, **options: Unpack[SpecOptions]) -> Commit:
         """Change how new parts are partitioned, sorted, stored and merged, in one exclusive commit.
 
         An argument that is None leaves its property unchanged. Existing parts stay as they are. Queries see new
@@ -814,23 +729,7 @@ class Table:
         Example:
             >>> table.alter(sort_by=["user", "ts"])
         """
-        change = spec_change(
-            table=self.uri,
-            partition_by=partition_by,
-            sort_by=sort_by,
-            compression=compression,
-            row_group_rows=row_group_rows,
-            schema=schema,
-            required=required,
-            schema_policy=schema_policy,
-            path_columns=path_columns,
-            insert_query=insert_query,
-            merge_query=merge_query,
-            merging=merging,
-            row_id=row_id,
-            timing=timing,
-        )
-        return alter(self._handle, change)
+        return alter(self._handle, spec_change(self.uri, **options))
 
     def delete(self, where: str, *, dry_run: bool = False, engine: Engine | None = None) -> DeleteReport:
         """Delete the rows for which a predicate is true, in all partitions, in one exclusive commit.
@@ -1027,7 +926,7 @@ class Table:
             verify=verify,
             first_time=first_time,
             dry_run=dry_run,
-            engine=engine or LOCAL_ENGINE,
+            engine=engine,
         )
 
     @classmethod
@@ -1081,7 +980,7 @@ class Table:
             trust_paths=trust_paths,
             verify=verify,
             dry_run=dry_run,
-            engine=engine or LOCAL_ENGINE,
+            engine=engine,
         )
 
     # ------------------------------------------------------------------------------------ leave
@@ -1121,7 +1020,7 @@ class Table:
         """
         return export_delta(
             self._handle,
-            None if as_of is None else as_of_ms(as_of),
+            as_of_ms(as_of),
             exclude_columns=exclude_columns,
             keep=keep,
             dry_run=dry_run,
@@ -1165,7 +1064,7 @@ class Table:
         return export_parquet(
             self._handle,
             target,
-            None if as_of is None else as_of_ms(as_of),
+            as_of_ms(as_of),
             where=where,
             storage_options=storage_options,
             overwrite=overwrite,
@@ -1198,7 +1097,7 @@ class Table:
             CommitTimedOut: The copies are too old to be committed.
 
         Example:
-            >>> table.restore("2026-11-21T08:00:00Z", dry_run=True)
+            >>> table.restore(datetime(2026, 11, 21, 8, tzinfo=UTC), dry_run=True)
         """
         return restore(self._handle, as_of_ms(as_of), allow_empty=allow_empty, dry_run=dry_run)
 
@@ -1233,8 +1132,7 @@ class Table:
             >>> pin = table.pin("audit-2026", expires=timedelta(days=90))
             >>> table.snapshot(as_of=pin.as_of_ms)
         """
-        at_ms = None if as_of is None else as_of_ms(as_of)
-        return pin(self._handle, name, at_ms, expires=expires, dry_run=dry_run)
+        return pin(self._handle, name, as_of_ms(as_of), expires=expires, dry_run=dry_run)
 
     def unpin(self, name: str, *, dry_run: bool = False) -> bool:
         """Remove a pin. The next cleanup deletes what only this pin needed, without a grace period.

@@ -61,7 +61,7 @@ def export(
     try:
         frame.write.mode("error").parquet(output)
         return spark.read.schema(frame.schema).parquet(output).count()
-    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+    except Exception as error:  # noqa: BLE001  any error of Spark, in this session or another
         if "PATH_ALREADY_EXISTS" in str(error):
             raise _not_empty(snapshot.table, output) from None
         raise explained(error, table=snapshot.table) from None

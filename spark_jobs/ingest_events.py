@@ -27,7 +27,8 @@ from icedb.spark.datasource.type_mapping import arrow_schema, spark_schema
 from icedb.spark.file_frames import InputFiles, find_files, json_lines, parquet_rows
 from icedb.storage.location import parse_location
 from icedb.transaction.idempotent_append import Txn, is_recorded
-from icedb.writer.staging import QUARANTINE_COLUMNS, check_batch
+from icedb.writer.staged_batch import QUARANTINE_COLUMNS
+from icedb.writer.staging import check_batch
 from spark_jobs.job import Job, JobResult, parser, positive, run
 
 __all__ = [
@@ -137,7 +138,7 @@ def ingest(
             commit = icedb.spark.write(valid_rows(records), target.uri, txn=txn, storage_options=storage_options)
         finally:
             records.unpersist()
-    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+    except Exception as error:  # noqa: BLE001  any error of Spark, in this session or another
         raise explained_of_frame(error, table=table) from None
     return Ingested(len(files.paths), read, commit.rows, len(commit.parts), commit.bytes, bad)
 

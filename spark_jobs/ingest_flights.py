@@ -31,6 +31,7 @@ __all__ = [
     "BatchWritten",
     "clean_flights",
     "ingest",
+    "packaged_file",
     "raw_flights",
     "write_batches",
 ]

@@ -234,7 +234,7 @@ def work(job: Job, args: argparse.Namespace) -> JobResult:
                     *(table.uri, p["batchId"], p["numInputRows"], p["batchDuration"]),
                 ),
             )
-    except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
+    except Exception as error:  # noqa: BLE001  any error of Spark, in this session or another
         raise _meaning(error, table.uri) from None
     job.log.info("%s: the stream has ended", table.uri)
     return JobResult(table.snapshot(), {"batches": done.batches, "rows_read": done.rows, "last_batch": done.last_batch})

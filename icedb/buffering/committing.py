@@ -59,8 +59,8 @@ _NO_LIMITS = BatchLimits()
 _SEQUENCES_MAX = 200
 _WAIT_FIRST_SECONDS = 0.1
 _WAIT_SECONDS_MAX = 5.0
-#: Errors of the table's surroundings, which the caller must change. No single row is at fault.
-_EVERYBODYS = (TableNotFound, BucketNotFound, AccessDenied, UnsupportedStore, ClockSkew, SnapshotExpired)
+#: Errors of the table's environment, which an operator must change. No single row is at fault.
+_ENVIRONMENT_ERRORS = (TableNotFound, BucketNotFound, AccessDenied, UnsupportedStore, ClockSkew, SnapshotExpired)
 
 
 class _RowsRejected(Exception):
@@ -303,8 +303,8 @@ class Committer:
 
 
 def _is_at_fault(error: Exception) -> bool:
-    """Whether the rows are at fault, and not the table's surroundings."""
-    return isinstance(error, InvalidRequestError) and not isinstance(error, _EVERYBODYS)
+    """Whether the rows are at fault, and not the table's environment."""
+    return isinstance(error, InvalidRequestError) and not isinstance(error, _ENVIRONMENT_ERRORS)
 
 
 def _let_go(error: BaseException) -> None:

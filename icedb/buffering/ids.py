@@ -1,7 +1,7 @@
 """The recently committed ids of a table, and the protocol by which two writers never commit one id twice.
 
 Every commit with ids is an exactly-once append of one application. Its sequence is one more than the last that the log
-records. So commits with ids form a line: a writer that tries the next sequence has read all commits before it, with
+records. So commits with ids are ordered: a writer that tries the next sequence has read all commits before it, with
 their ids. If two writers try the same sequence, the claim of the first decides (`icedb.transaction.idempotent_append`).
 The other writer reads the new commits, and tries the next sequence with the rows that are still new. The table itself
 is the record of ids, also after a crash: at the start they are read from the parts of the window.

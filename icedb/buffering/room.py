@@ -39,7 +39,7 @@ class Room:
             self._let_in()
         return ticket
 
-    def turn_away(self, ticket: Ticket) -> bool:
+    def reject(self, ticket: Ticket) -> bool:
         """Remove a ticket from the queue, and return whether it was still waiting. False: it has room."""
         with self._lock:
             if ticket not in self._queue:

@@ -130,12 +130,12 @@ class BufferedWriter:
         )
         self._pid = os.getpid()
         self._room = Room(pending_bytes_max)
-        #: Guards what follows, and is notified when any of it changes.
+        #: Guards the attributes below, and is notified when one changes.
         self._changed = threading.Condition()
         self._queue = SubmissionQueue()
         self._group: list[Submission] = []
-        #: Submissions up to this time are due, whatever they are.
-        self._hurried_until = 0.0
+        #: Submissions up to this time are due at once.
+        self._flush_requested_until = 0.0
         self._closed = False
         self._failed: deque[AcknowledgementFuture] = deque(maxlen=_FAILED_MAX)
         self._last_ms = self._total_ms = 0
@@ -186,7 +186,7 @@ class BufferedWriter:
         try:
             ticket.result(None if timeout_ms is None else timeout_ms / 1000)
         except TimeoutError:
-            if self._room.turn_away(ticket):
+            if self._room.reject(ticket):
                 raise self._full(timeout_ms) from None
         except BaseException:  # an interrupt
             self._leave(ticket)
@@ -232,7 +232,7 @@ class BufferedWriter:
 
     def _leave(self, ticket: Ticket) -> None:
         """Give up the room of a ticket, or its place in the queue."""
-        if not self._room.turn_away(ticket) and not ticket.cancelled() and ticket.exception() is None:
+        if not self._room.reject(ticket) and not ticket.cancelled() and ticket.exception() is None:
             self._room.give_back(ticket.size)
 
     def _put(self, submission: Submission) -> AcknowledgementFuture:
@@ -305,8 +305,8 @@ class BufferedWriter:
         if not self._queue:
             return False
         enough = self._queue.rows >= self._rows_max or self._queue.bytes >= self._bytes_max
-        hurried = (self._queue.since or 0) <= self._hurried_until
-        return enough or self._closed or hurried or (self._seconds_left() or 0) <= 0
+        is_flush_requested = (self._queue.since or 0) <= self._flush_requested_until
+        return enough or self._closed or is_flush_requested or (self._seconds_left() or 0) <= 0
 
     def _seconds_left(self) -> float | None:
         """Return for how long the oldest submission may still wait, or None if there is none."""
@@ -339,7 +339,7 @@ class BufferedWriter:
                     self._failed.append(submission.answer)
             if not self._give_up.is_set():
                 self._queue.put_back(left)
-                self._hurried_until = max((self._hurried_until, *(s.since for s in left)))
+                self._flush_requested_until = max((self._flush_requested_until, *(s.since for s in left)))
             self._changed.notify_all()
         if self._give_up.is_set():
             self._drop(left)
@@ -423,7 +423,7 @@ class BufferedWriter:
     def _wait_for_all(self, timeout_ms: int | None) -> list[AcknowledgementFuture]:
         with self._changed:
             waiting = [s.answer for s in (*self._group, *self._queue.all())]
-            self._hurried_until = time.monotonic()
+            self._flush_requested_until = time.monotonic()
             self._changed.notify_all()
         left = wait(waiting, timeout=None if timeout_ms is None else timeout_ms / 1000).not_done
         if left:

@@ -1,8 +1,8 @@
 """The command `icedb`: inspect, write, maintain and serve tables.
 
-Each verb calls one method of `Table`. Results go to standard output, as a table or with `--json` as one JSON document.
-An error is one line on standard error. Each verb that changes a table has `--dry-run`. A verb that replaces or deletes
-data shows a dry run on a terminal and asks for confirmation, unless `--yes` is passed.
+A verb calls one method of `Table`, or serves. Results go to standard output, as a table or with `--json` as one JSON
+document. An error is one line on standard error. Each verb that changes a table has `--dry-run`. A verb that replaces
+or deletes data shows a dry run on a terminal and asks for confirmation, unless `--yes` is passed.
 """
 
 try:

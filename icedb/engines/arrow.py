@@ -22,7 +22,6 @@ from pyarrow import fs
 
 from icedb.engines.engine_parts import arrow_schema, chosen_parts, path_values, selection
 from icedb.errors import InvalidOption
-from icedb.reader.scan_sql import visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import ROWS_PER_BATCH
 from icedb.storage.location import Location
@@ -56,7 +55,7 @@ def dataset(
     Example:
         >>> dataset(table.snapshot(), "user_id = 7").to_table(filter=pc.field("user_id") == 7)
     """
-    visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+    visible = snapshot.visible_partitions
     parts = chosen_parts(snapshot, parts_where)
     schema = arrow_schema({**snapshot.schema, **visible}, uuid=uuid)
     guarantees = _guarantees({p.partition: p.values for p in parts}, visible, schema)
@@ -64,7 +63,7 @@ def dataset(
     filesystem = fs.LocalFileSystem() if copied else _filesystem(snapshot.handle.location)
     format_ = ds.ParquetFileFormat()
     handle = snapshot.handle
-    paths = handle.readable_paths(parts) if copied else [_path(p) for p in handle.own_paths(parts)]
+    paths = handle.part_paths.readable(parts) if copied else [_path(p) for p in handle.part_paths.original(parts)]
     fragments = [
         format_.make_fragment(path, filesystem, partition_expression=guarantees[p.partition])
         for p, path in zip(parts, paths, strict=True)
@@ -111,9 +110,7 @@ def record_batches(
 def _guarantees(
     partitions: Mapping[str, Mapping[str, str | None]], visible: Mapping[str, str], schema: pa.Schema
 ) -> dict[str, ds.Expression]:
-    """Return, for each partition, the expression that is true of all its rows. Arrow fills the partition columns from
-    it.
-    """
+    """Return the expression that is true of all rows of each partition. Arrow fills the partition columns from it."""
     typed = path_values(partitions.values(), visible, schema)
     guarantees = {path: ds.scalar(True) for path in partitions}
     for path, values in partitions.items():

@@ -24,7 +24,7 @@ from icedb.engines.clickhouse.part_files import LOST, ChdbSession, part_relation
 from icedb.engines.clickhouse.types import clickhouse_types, partition_value, quote_name, quote_text
 from icedb.engines.engine_parts import chosen_parts
 from icedb.errors import InvalidOption
-from icedb.reader.scan_sql import translate_read_error, visible_partitions
+from icedb.reader.scan_sql import translate_read_error
 from icedb.reader.snapshot import Snapshot
 from icedb.util.arguments import checks_arguments
 from icedb.util.optional_deps import import_optional
@@ -150,7 +150,7 @@ def source(snapshot: Snapshot, *, session: ChdbSession | None = None, parts_wher
         >>> session.query(f"SELECT count() FROM {source(table.snapshot(), session=session)}")
     """
     parts = chosen_parts(snapshot, parts_where)
-    visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+    visible = snapshot.visible_partitions
     types = clickhouse_types({**snapshot.schema, **visible}, table=snapshot.table)
     if not types:
         return "(SELECT NULL AS nothing WHERE false)"

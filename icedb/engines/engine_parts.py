@@ -13,11 +13,10 @@ import duckdb
 import pyarrow as pa
 
 from icedb.errors import InvalidOption, UnknownColumn, UnsupportedType
-from icedb.reader.scan_sql import visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import connect_sandbox, quote_name
 from icedb.sql.types import typed_nothing
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 
 __all__ = ["arrow_schema", "chosen_parts", "lossless_schema", "path_values", "selection"]
 
@@ -31,7 +30,7 @@ def chosen_parts(snapshot: Snapshot, parts_where: str | None) -> list[Part]:
     The engine reads the partition columns from the paths. Raises InvalidOption for a part that was written before the
     last `alter` of the partitioning, because its path lacks partition columns, and the errors of `Snapshot.files`.
     """
-    visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+    visible = snapshot.visible_partitions
     parts = snapshot.files(parts_where)
     if older := next((p for p in parts if not visible.keys() <= p.values.keys()), None):
         lacking = sorted(visible.keys() - older.values.keys())
@@ -49,7 +48,7 @@ def selection(snapshot: Snapshot, columns: Sequence[str] | None) -> str:
         return "*"
     if isinstance(columns, str) or not columns:
         raise InvalidOption(f"{snapshot.table}: columns is {columns!r}; pass a list of names, or None for all.")
-    present = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
+    present = snapshot.columns
     if unknown := [c for c in columns if c not in present]:
         raise UnknownColumn(f"{snapshot.table}: there is no column {unknown[0]!r}; the snapshot has {[*present]}.")
     return ", ".join(map(quote_name, columns))

@@ -16,7 +16,7 @@ from icedb.format.operation_names import decode_operation, decode_operations, en
 from icedb.format.records import COLUMNS_MIN, Header, LogFile, LogTombstoneRecord, Marker, PackedMarkers
 from icedb.format.table_spec import decode_spec
 
-__all__ = ["decode", "encode"]
+__all__ = ["VERSION", "decode", "encode"]
 
 VERSION = 1
 

@@ -26,8 +26,20 @@ from urllib.parse import unquote
 
 from icedb.errors import CorruptLog, InvalidOption, InvalidPartitionValue, InvalidURI
 
-__all__ = ["NULL_VALUE", "Keys", "LogName", "decode_partition", "encode_partition", "encode_partition_text",
-           "partition_of", "text_as_path", "stored_path"]  # fmt: skip
+__all__ = [
+    "NULL_VALUE",
+    "Keys",
+    "LogName",
+    "decode_partition",
+    "encode_partition",
+    "encode_partition_text",
+    "encode_value",
+    "has_reserved_end",
+    "has_unsafe_segment",
+    "partition_of",
+    "stored_path",
+    "text_as_path",
+]
 
 # Hive's name for null, which DuckDB, Spark and pyarrow read back as null.
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"

@@ -16,9 +16,29 @@ import msgspec
 
 from icedb.util.times import COUNT_MAX, TIME_MS_MAX
 
-__all__ = ["Count", "Encoded", "Header", "LogFile", "LogReferences", "LogTombstoneRecord", "Marker", "Operations",
-           "PackedMarkers", "Positive", "Sequenced", "Stats", "StoredLogFile", "TimeMs", "marker_times",
-           "merge_markers", "tombstone_flags", "tombstoned", "total_bytes", "total_rows"]  # fmt: skip
+__all__ = [
+    "COLUMNS_MIN",
+    "Count",
+    "Encoded",
+    "Header",
+    "LogFile",
+    "LogReferences",
+    "LogTombstoneRecord",
+    "Marker",
+    "Operations",
+    "PackedMarkers",
+    "Positive",
+    "Sequenced",
+    "Stats",
+    "StoredLogFile",
+    "TimeMs",
+    "marker_times",
+    "merge_markers",
+    "tombstone_flags",
+    "tombstoned",
+    "total_bytes",
+    "total_rows",
+]
 
 # The decoder rejects other numbers, so that no caller gets one that a calendar or a column cannot hold.
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]

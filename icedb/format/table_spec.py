@@ -15,9 +15,26 @@ from icedb.errors import CorruptLog, InvalidOption
 from icedb.format.timing import EarlierTiming, Timing
 from icedb.util.times import COUNT_MAX
 
-__all__ = ["COMPRESSIONS", "Aggregating", "Compression", "Dedup", "EarlierSpec", "Merging", "Replacing",
-           "SchemaPolicy", "TableSpec", "ViewSpec", "all_columns", "altered_spec", "check_spec", "decode_spec",
-           "encode_spec", "spec_at"]  # fmt: skip
+__all__ = [
+    "COMPRESSIONS",
+    "ROW_GROUP_ROWS",
+    "ROW_GROUP_ROWS_MIN",
+    "Aggregating",
+    "Compression",
+    "Dedup",
+    "EarlierSpec",
+    "Merging",
+    "Replacing",
+    "SchemaPolicy",
+    "TableSpec",
+    "ViewSpec",
+    "all_columns",
+    "altered_spec",
+    "check_spec",
+    "decode_spec",
+    "encode_spec",
+    "spec_at",
+]
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed"]
 COMPRESSIONS: tuple[Compression, ...] = ("zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed")
@@ -114,6 +131,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     preserve_partition: bool = False
     #: Partition columns that exist only in paths, after those of `partition_by`, with their DuckDB types.
     path_columns: dict[str, str] = {}
+    #: Columns for which new parts have a Parquet bloom filter.
+    bloom_filters: tuple[str, ...] = ()
     views: tuple[ViewSpec, ...] = ()
     #: Earlier specs whose snapshots have other columns, in the order of their times.
     earlier: tuple[EarlierSpec, ...] = ()
@@ -127,8 +146,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 #: Fields that are written only if they differ from the default, so that other specs do not grow.
 _OPTIONAL_FIELDS = ("log_uri", "columns", "required", "schema_policy", "insert_query", "merge_query", "merging",
-                    "row_id", "preserve_partition", "path_columns", "views", "earlier", "declared_ms", "timing",
-                    "earlier_timing")  # fmt: skip
+                    "row_id", "preserve_partition", "path_columns", "bloom_filters", "views", "earlier", "declared_ms",
+                    "timing", "earlier_timing")  # fmt: skip
 #: The fields that a snapshot takes from the spec of its time.
 _SNAPSHOT_FIELDS = ("partition_by", "path_columns", "merge_query", "merging")
 
@@ -175,9 +194,9 @@ def check_spec(spec: TableSpec, *, table: str) -> None:
         raise InvalidOption(f"{table}: compression '{spec.compression}' is none of {', '.join(COMPRESSIONS)}.")
     if not ROW_GROUP_ROWS_MIN <= spec.row_group_rows <= 100_000_000:
         raise InvalidOption(f"{table}: row_group_rows is {spec.row_group_rows}; give 2,048 to 100,000,000.")
-    folded = [c.casefold() for c in spec.sort_by]
-    if len(set(folded)) < len(folded):
-        raise InvalidOption(f"{table}: sort_by names a column twice: {list(spec.sort_by)}.")
+    for option, columns in (("sort_by", spec.sort_by), ("bloom_filters", spec.bloom_filters)):
+        if len({c.casefold() for c in columns}) < len(columns):
+            raise InvalidOption(f"{table}: {option} names a column twice: {list(columns)}.")
 
 
 def encode_spec(spec: TableSpec, *, indent: int = 2) -> bytes:

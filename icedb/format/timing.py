@@ -12,7 +12,7 @@ from icedb.errors import InvalidOption
 from icedb.util.arguments import checks_arguments
 from icedb.util.times import TIME_MS_MAX
 
-__all__ = ["EarlierTiming", "Timing", "deletable_until", "part_timeout_at", "timing_at", "timing_differences"]
+__all__ = ["DAY_MS", "EarlierTiming", "Timing", "deletable_until", "part_timeout_at", "timing_at", "timing_differences"]
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

@@ -2,7 +2,7 @@
 
 `commits` has the plans that others share. `write` inserts rows, `rewrite` merges and deletes, `retention` removes
 superseded objects, `integrity` verifies and repairs, `health` recommends, `importing` and `export` exchange Parquet and
-Delta. An operation is a pure plan and a function that carries it out. All but the deletions of cleanup are exclusive
-commits, so they are safe at any time, even concurrently. The table's lock only keeps two workers from doing the same
-work. May import `icedb.reader`.
+Delta. Most operations are a pure plan and a function that carries it out. Operations can run
+concurrently, because they publish appends and exclusive commits. The table's lock only keeps two workers from doing the
+same work. May import `icedb.reader`.
 """

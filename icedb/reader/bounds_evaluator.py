@@ -63,9 +63,9 @@ Node = Mapping[str, Any]
 class ReferencedColumn:
     """A column that a condition uses.
 
-    A path column has `value<number>`, and `told<number>`, which is whether the path has it. Another column has
-    `lo<number>`, `hi<number>` and `nulls<number>`, and `known<number>`, which is whether the log has its bounds. Both
-    bounds are null if all values are null.
+    A path column has `value<number>`, and `has_value<number>`, which is whether the path has it. Another column has
+    `lo<number>`, `hi<number>` and `nulls<number>`, and `has_bounds<number>`, which is whether the log has its bounds.
+    Both bounds are null if all values are null.
     """
 
     name: str
@@ -76,7 +76,7 @@ class ReferencedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """SQL that is true for a part unless it certainly has no such row, and the columns that it uses.
+    """SQL that is true for a part unless it certainly has no matching row, and the columns in the SQL.
 
     It is `true` if it prunes nothing.
     """
@@ -101,7 +101,7 @@ _ANYTHING = _Possible(_TRUE, _TRUE)
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """SQL of the bounds and nulls of an expression that keeps the order of a column. `unknown`: whether they lack."""
+    """SQL of the bounds and nulls of an expression that keeps a column's order. `unknown`: whether they are missing."""
 
     of: ReferencedColumn
     lo: str
@@ -156,7 +156,7 @@ class _ConditionBuilder:
     def _of_paths(self, node: Node, columns: Sequence[ReferencedColumn]) -> _Possible:
         """Evaluate a piece over path columns as it is, because all rows of a part have the same values of them."""
         [sql] = self._sql([node])
-        unknown = "".join(f"NOT told{c.number} OR " for c in columns)
+        unknown = "".join(f"NOT has_value{c.number} OR " for c in columns)
         return _Possible(*(f"({unknown}coalesce(TRY(({sql}) IS {value}), true))" for value in ("TRUE", "FALSE")))
 
     def _piece(self, node: Node) -> _Possible | None:
@@ -283,7 +283,7 @@ class _ConditionBuilder:
         n = column.number
         lo, hi = items_sql(self._con, [renamed(operand, {column.name.casefold(): f"{b}{n}"}) for b in ("lo", "hi")])
         of_paths = {c.number for k in constants for c in self._columns_of(k) or ()}
-        unknown = " OR ".join((f"NOT known{n}", *(f"NOT told{k}" for k in sorted(of_paths))))
+        unknown = " OR ".join((f"NOT has_bounds{n}", *(f"NOT has_value{k}" for k in sorted(of_paths))))
         return _Bounds(column, lo, hi, f"nulls{n}", unknown)
 
     def _fit(self, operand: Node, constants: Sequence[Node]) -> bool:

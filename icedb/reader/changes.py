@@ -1,7 +1,7 @@
 """The change feed: the parts (data files) that added rows between two points of a table's history.
 
-Merged parts are not among them, because their rows were in the table before. Parts that were merged, dropped or
-replaced since are, until cleanup deletes them. See `icedb.format.change_feed`.
+The outputs of merges are not among them, because their rows were in the table before. Parts that were tombstoned
+since are, until cleanup deletes them. See `icedb.format.change_feed`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from icedb.format.change_feed import (
     decode_cursor,
     encode_cursor,
 )
-from icedb.format.column_times import schema_at
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
-from icedb.format.table_spec import all_columns, spec_at
+from icedb.format.table_spec import all_columns
 from icedb.reader.snapshot import Snapshot
+from icedb.reader.time_bounds import check_readable_time, resolve_time
 from icedb.transaction.table_handle import Handle
-from icedb.transaction.time_bounds import check_readable_time
 from icedb.util.times import time_text
 
 __all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
@@ -74,7 +73,7 @@ def take_changes(
     for at_ms in (since, until):
         if isinstance(at_ms, int):
             check_readable_time(handle, state, at_ms, now_ms=now_ms, may_precede=True)
-    settled, now_ms = settled_ms(handle, now_ms), now_ms - 1
+    settled = settled_ms(handle, now_ms)
     start = BEGINNING if since is None else cursor_of(handle, since)
     if isinstance(until, str):
         end = decode_cursor(until, table=handle.table)
@@ -83,13 +82,11 @@ def take_changes(
     else:
         _check_until(handle, start, until)
         end, markers = advance(state, handle.keys, start, settled_ms=settled, until_ms=until, limits=limits)
-    latest_ms = max(now_ms, state.newest_ms)
-    if not isinstance(until, int) or until > latest_ms:
-        as_of_ms = until if isinstance(until, int) else latest_ms
-        return changes_of(handle, state, start, end, markers, as_of_ms=as_of_ms)
-    spec, schema = spec_at(handle.spec, until), schema_at(state, until)
-    changes = changes_of(handle, state, start, end, markers, as_of_ms=until)
-    return replace(changes, schema=all_columns(spec, schema), _spec=spec)
+    until_ms = until if isinstance(until, int) else None
+    time = resolve_time(handle, state, until_ms, now_ms=now_ms - 1)
+    as_of_ms = time.as_of_ms if until_ms is None else until_ms
+    changes = changes_of(handle, state, start, end, markers, as_of_ms=as_of_ms)
+    return changes if time.is_latest else replace(changes, schema=time.columns, _spec=time.spec)
 
 
 def changes_of(

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import duckdb
-
 from icedb.errors import InvalidOption
 from icedb.format.column_times import UNKNOWN_MS, column_times
 from icedb.format.records import total_bytes, total_rows
 from icedb.format.replay import TableState
 from icedb.reader.lazy_parts import LiveParts
-from icedb.reader.scan_sql import relation, translate_read_error
+from icedb.reader.scan_sql import relation, translated_read_errors
 from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.sql.connections import connect_reader
-from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
 
 __all__ = ["ColumnInfo", "Diff", "PartitionDiff", "columns_of", "diff"]
@@ -156,17 +154,13 @@ def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Se
         relation(handle, parts, after.schema, after.partition_schema, expressions=after.expressions)
         for parts in (removed, added)
     )
-    con = connect_reader(handle.location)
-    try:
+    parts = [*removed, *added]
+    with translated_read_errors(handle, parts, as_of_ms=before.as_of_ms), connect_reader(handle.location) as con:
         inserted, deleted = (
             con.sql(f"SELECT count(*) FROM (({one}) EXCEPT ALL ({other}))").fetchall()[0][0]
             for one, other in ((new, old), (old, new))
         )
         return inserted, deleted
-    except (duckdb.Error, ObjectNotFound) as error:
-        raise translate_read_error(handle, [*removed, *added], error, as_of_ms=before.as_of_ms) from None
-    finally:
-        con.close()
 
 
 # ------------------------------------------------------------------------------------------------ columns

@@ -53,7 +53,7 @@ _KINDS = frozenset(get_args(CommitKind)) - {"log", "void"}
 # The parts of all other operations contain rows that were in the table before.
 _BRINGS_ROWS = frozenset({"insert", "import", "overwrite", "refresh"})
 
-#: Whether a log file is in force: it is; another one replaced it; it was published too late and never took effect.
+#: The state of a log file: in force, replaced by another one, or published too late to take effect.
 LogFileState = Literal["current", "replaced", "ignored"]
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 from icedb.format.packed_state import MarkerView
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["LiveParts", "latest_parts", "live_parts"]
 
@@ -82,6 +83,4 @@ def live_parts(handle: Handle, markers: Sequence[Marker]) -> Sequence[Part]:
 
 def latest_parts(handle: Handle, state: TableState) -> Sequence[Part]:
     """Return the live parts of a state that a handle has just read. The same state has the same parts object."""
-    if handle.latest is None or handle.latest[0] is not state:
-        handle.latest = state, live_parts(handle, state.live)
-    return handle.latest[1]
+    return handle.cache.live_parts(state, lambda: live_parts(handle, state.live))

@@ -15,7 +15,8 @@ from icedb.sql.connections import RESERVED, quote_name
 from icedb.sql.merge_strategies import final_sql
 from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import typed_nothing
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["final_relation"]
 

@@ -21,13 +21,13 @@ from icedb.reader.bounds_evaluator import Condition, ReferencedColumn, bounds_co
 from icedb.reader.lazy_parts import LiveParts
 from icedb.sql.column_stats import TEXT_TYPES, Bounds, bounds_of
 from icedb.sql.sandbox_pool import scratch_connection
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 
 __all__ = ["prune_parts"]
 
 _PARTS = "parts"
 #: The names that a condition uses for each column.
-_OF_COLUMN = ("lo", "hi", "nulls", "known")
+_OF_COLUMN = ("lo", "hi", "nulls", "has_bounds")
 # If fewer than one in so many parts remain after pruning by partition, only their statistics are decoded.
 _FEW = 8
 # The number of parts whose statistics are decoded at a time.
@@ -64,17 +64,17 @@ def _query(condition: Condition) -> str:
 
 def _typed_statistics(columns: Sequence[ReferencedColumn]) -> str:
     """Return a query of the statistics with the typed columns that a condition uses."""
-    typed, known = [], []
+    typed, flags = [], []
     for column in columns:
         n, type_ = column.number, column.type
         if column.in_path:
             typed.append(f"TRY_CAST(text{n} AS {type_}) AS value{n}")
-            known.append(f"in_path{n} AND (text{n} IS NULL OR value{n} IS NOT NULL) AS told{n}")
+            flags.append(f"in_path{n} AND (text{n} IS NULL OR value{n} IS NOT NULL) AS has_value{n}")
         else:
             typed += [f"TRY_CAST({bound}_text{n} AS {type_}) AS {bound}{n}" for bound in ("lo", "hi")]
             no_values = f"lo_text{n} IS NULL AND hi_text{n} IS NULL AND nulls{n} = rows"
-            known.append(f"in_log{n} AND coalesce(lo{n} <= hi{n}, {no_values}, false) AS known{n}")
-    return f"SELECT {', '.join(['*', *known])} FROM (SELECT {', '.join(['*', *typed])} FROM {_PARTS})"
+            flags.append(f"in_log{n} AND coalesce(lo{n} <= hi{n}, {no_values}, false) AS has_bounds{n}")
+    return f"SELECT {', '.join(['*', *flags])} FROM (SELECT {', '.join(['*', *typed])} FROM {_PARTS})"
 
 
 def _statistics(parts: Sequence[Part], columns: Sequence[ReferencedColumn]) -> pa.Table:
@@ -145,7 +145,7 @@ def _of_many(con: duckdb.DuckDBPyConnection, parts: LiveParts, condition: Condit
         places = array("I", (place for place, number in enumerate(numbers) if rows[number] in kept))
         of_places = row_numbers(rows[numbers[place]] for place in places)
         typed = con.execute(f"{_typed_statistics(in_path)} ORDER BY n").to_arrow_table()
-        names = [f"{name}{c.number}" for c in in_path for name in ("value", "told")]
+        names = [f"{name}{c.number}" for c in in_path for name in ("value", "has_value")]
         inputs = {name: typed[name].take(of_places) for name in names}
         con.unregister(_PARTS)
     if not in_log or not places:

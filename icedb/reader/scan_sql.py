@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from urllib.parse import quote
 
 import duckdb
@@ -28,7 +29,9 @@ from icedb.format.records import total_rows
 from icedb.sql.connections import RESERVED, quote_name, quote_text
 from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import typed_nothing
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.obstore_store import ObjectNotFound
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
 __all__ = [
     "FILE_COLUMN",
@@ -39,6 +42,7 @@ __all__ = [
     "relation",
     "scan",
     "translate_read_error",
+    "translated_read_errors",
     "visible_partitions",
 ]
 
@@ -209,7 +213,7 @@ def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_par
 
 def _paths(handle: Handle, parts: Sequence[Part]) -> str:
     """Return the list of the paths that DuckDB opens for these parts."""
-    return f"[{', '.join(map(quote_text, handle.readable_paths(parts)))}]"
+    return f"[{', '.join(map(quote_text, handle.part_paths.readable(parts)))}]"
 
 
 def query_error(error: Exception, *, table: str) -> Exception:
@@ -232,6 +236,17 @@ def query_error(error: Exception, *, table: str) -> Exception:
         return InvalidQuery(f"{table}: the query needs more memory ({text}). Select fewer rows or columns.")
     remedy = " The table is called t." if _NO_TABLE.search(text) else ""
     return InvalidQuery(f"{table}: the query failed: {text}{'' if text.endswith(('.', '!', '?')) else '.'}{remedy}")
+
+
+@contextmanager
+def translated_read_errors(
+    handle: Handle, parts: Sequence[Part], *, as_of_ms: int, wrong_sql: str | None = None
+) -> Iterator[None]:
+    """Translate DuckDB's errors and missing objects during a query over these parts; see `translate_read_error`."""
+    try:
+        yield
+    except (duckdb.Error, ObjectNotFound) as error:
+        raise translate_read_error(handle, parts, error, as_of_ms=as_of_ms, wrong_sql=wrong_sql) from None
 
 
 def translate_read_error(

@@ -19,25 +19,23 @@ import duckdb
 import pyarrow as pa
 
 from icedb.errors import InvalidPartitionExpression
-from icedb.format.column_times import schema_at
 from icedb.format.keys import decode_partition
 from icedb.format.records import total_bytes, total_rows
-from icedb.format.replay import TableState, live_markers
-from icedb.format.table_spec import TableSpec, all_columns, spec_at
+from icedb.format.table_spec import TableSpec
 from icedb.reader.lazy_parts import LiveParts, latest_parts, live_parts
 from icedb.reader.merged_view import final_relation
 from icedb.reader.part_pruning import prune_parts
 from icedb.reader.predicate_pushdown import pushed_down_predicate
 from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
+from icedb.reader.time_bounds import check_readable_time, markers_at, resolve_time
 from icedb.sql.connections import connect_reader, lock_reader, quote_name
 from icedb.sql.partition_expressions import PartitionExpression, partition_expressions, partition_types
 from icedb.sql.predicates import Predicate, check_predicate, matching
 from icedb.sql.query_result import QueryResult
 from icedb.sql.selects import check_select
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.pin_objects import is_pinned
-from icedb.transaction.table_handle import Handle, Part
-from icedb.transaction.time_bounds import check_readable_time
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 
 __all__ = ["Snapshot", "Where", "take_snapshot"]
@@ -118,6 +116,16 @@ class Snapshot:
             if self.parts and self.schema.keys() >= self._handle.columns.keys():
                 raise
             return self._computable_types()
+
+    @cached_property
+    def visible_partitions(self) -> Mapping[str, str]:
+        """Partition column of `t` -> DuckDB type. A data column hides a partition column of the same name."""
+        return visible_partitions(self.schema, self.partition_schema)
+
+    @cached_property
+    def columns(self) -> Mapping[str, str]:
+        """Column of `t` -> DuckDB type: the data columns, then the visible partition columns."""
+        return {**self.schema, **self.visible_partitions}
 
     def _computable_types(self) -> dict[str, str]:
         """Return the partition columns that can be computed from the columns of the snapshot's time.
@@ -264,15 +272,12 @@ class Snapshot:
             check_select(con, sql, table=self.table, sandbox=sandbox)
             rows = relation(self._handle, parts, self.schema, self.partition_schema, expressions=self.expressions)
             con.execute(f"CREATE VIEW t AS {_within(rows, predicate)}")
-            lock_reader(con, self._handle.readable_paths(self._readable_parts(parts)) if sandbox else None)
+            readable = parts if self._spec.merging is None else self.parts  # `final` may need more parts than `t`
+            lock_reader(con, self._handle.part_paths.readable(readable) if sandbox else None)
             result = self._run(con, sql, predicate)
         except (duckdb.Error, ObjectNotFound) as error:
             raise self._translate_error(error) from None
         return QueryResult(result, self._translate_error, again=lambda: con.cursor().sql(sql))
-
-    def _readable_parts(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts that `t` and `final` read. In a table with merging, `final` may need more than `t`."""
-        return parts if self._spec.merging is None else self.parts
 
     def _translate_error(self, error: Exception) -> Exception:
         return translate_read_error(self._handle, self.parts, error, as_of_ms=self.as_of_ms)
@@ -293,16 +298,11 @@ class Snapshot:
 
     # -------------------------------------------------------------------------------------------- pruning
 
-    @cached_property
-    def _visible(self) -> Mapping[str, str]:
-        """The partition columns of `t`."""
-        return visible_partitions(self.schema, self.partition_schema)
-
     def _predicate(self, where: Where | Predicate) -> Predicate:
         if isinstance(where, Predicate):
             return where
         text = str(where) if isinstance(where, duckdb.Expression) else where
-        return check_predicate(text, self.schema, self._visible, table=self.table, at_once=True)
+        return check_predicate(text, self.schema, self.visible_partitions, table=self.table, at_once=True)
 
     def _prune(self, predicate: Predicate, *, merged: bool = False) -> list[Part]:
         """Return the parts that may have rows that match. `merged`: or rows that may match after a merge."""
@@ -310,14 +310,14 @@ class Snapshot:
         if merged and (merging := self._spec.merging) is not None:
             # Only the key columns survive a merge. The values of the others do not follow from a single part.
             columns = {c: t for c, t in columns.items() if c in merging.by}
-        return prune_parts(self.parts, predicate.tree, columns, self._visible)
+        return prune_parts(self.parts, predicate.tree, columns, self.visible_partitions)
 
     def _prune_by_query(self, sql: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Return the parts without those of which the query's own conditions select no row."""
         if len(parts) < _PARTS_MIN:
             return parts
-        predicate = pushed_down_predicate(sql, "t", frozenset(c.casefold() for c in (*self.schema, *self._visible)))
-        return parts if predicate is None else prune_parts(parts, predicate, self.schema, self._visible)
+        predicate = pushed_down_predicate(sql, "t", frozenset(c.casefold() for c in self.columns))
+        return parts if predicate is None else prune_parts(parts, predicate, self.schema, self.visible_partitions)
 
     def to_arrow(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, final: bool = False
@@ -353,38 +353,22 @@ def take_snapshot(handle: Handle, as_of_ms: int | None = None, *, may_precede: b
     """Return the snapshot at a time (unix milliseconds), or the latest. Raises SnapshotExpired and `LogReader.read`'s.
 
     Raises InvalidOption for a time in the future, or before the table's creation unless `may_precede`.
-
-    A time before the horizon is readable if it is pinned. Only then are the pins read, after the log.
     """
     # One millisecond before the log is read: the next commit of this machine has a later time, so a later snapshot at
     # this `as_of_ms` has the same parts.
     now_ms = handle.clock.now_ms() - 1
     state = handle.read()
-    latest_ms = max(now_ms, state.newest_ms)
     if as_of_ms is not None:
         check_readable_time(handle, state, as_of_ms, now_ms=now_ms, may_precede=may_precede)
-    if as_of_ms is None or as_of_ms > latest_ms:
-        return _snapshot_of(handle, state, latest_parts(handle, state), latest_ms, handle.spec, state.schema)
-    pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
-    parts = live_parts(handle, live_markers(state, as_of_ms, pinned=pinned))
-    return _snapshot_of(handle, state, parts, as_of_ms, spec_at(handle.spec, as_of_ms), schema_at(state, as_of_ms))
-
-
-def _snapshot_of(
-    handle: Handle,
-    state: TableState,
-    parts: Sequence[Part],
-    as_of_ms: int,
-    spec: TableSpec,
-    schema: Mapping[str, str],
-) -> Snapshot:
+    time = resolve_time(handle, state, as_of_ms, now_ms=now_ms)
+    latest = time.is_latest
     return Snapshot(
         table=handle.table,
-        as_of_ms=as_of_ms,
-        parts=parts,
-        schema=all_columns(spec, schema),
+        as_of_ms=time.as_of_ms,
+        parts=latest_parts(handle, state) if latest else live_parts(handle, markers_at(handle, state, time.as_of_ms)),
+        schema=time.columns,
         log_files=len(state.files),
         epoch=state.epoch,
         _handle=handle,
-        _spec=spec,
+        _spec=time.spec,
     )

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 
-__all__ = ["CHUNK_ROWS", "Batch", "OnConflict", "Rows"]
+__all__ = ["CHUNK_ROWS", "Batch", "OnConflict", "Rows", "WriteOptions"]
 
 #: The input of `insert` and `overwrite`.
 Rows = Any
 
 #: The treatment of values whose type is not the column's.
 OnConflict = Literal["raise", "cast", "quarantine"]
+
+
+class WriteOptions(TypedDict, total=False):
+    """The options of every write, with the meanings and defaults of `Table.insert`."""
+
+    on_conflict: OnConflict
+    memory_bytes: int | None
+
 
 #: The number of rows that are converted to Arrow at a time: enough to hide the cost of a call, and small in memory.
 CHUNK_ROWS = 8192

@@ -86,15 +86,10 @@ def open_files(
     """
     limit = max(WRITE_MEMORY_BYTES_MIN, (memory_bytes or memory_bytes_default()) // READING_SHARE)
     with connect_reader(Location("memory", "", ""), memory_bytes=limit, folder=folder) as con:
-        files = find_files(con, data, table=location.uri, attach=lambda bucket: _attach(con, location, bucket))
+        files = find_files(con, data, table=location.uri, attach=lambda b: attach_s3(con, _bucket(location, b)))
         yield FileInput(
             con, files, location.uri, table_columns, on_conflict, lambda path: _fetched(location, folder, path)
         )
-
-
-def _attach(con: duckdb.DuckDBPyConnection, location: Location, bucket: str) -> None:
-    """Give a connection access to a bucket, with the table's credentials, or the environment's if it is not in S3."""
-    attach_s3(con, _bucket(location, bucket))
 
 
 def _bucket(location: Location, name: str) -> Location:

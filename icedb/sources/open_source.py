@@ -20,7 +20,7 @@ from icedb.errors import IceDBError, InvalidBatch
 from icedb.sources.batch import Batch, OnConflict, Rows
 from icedb.sources.csv_source import open_csv
 from icedb.sources.data_frames import is_frame, open_pandas, open_polars, open_relation
-from icedb.sources.files import FileInput, open_files
+from icedb.sources.files import open_files
 from icedb.sources.globs import Format, is_paths
 from icedb.sources.inference.nanoseconds import microseconds
 from icedb.sources.jsonl_source import open_json
@@ -69,7 +69,7 @@ def open_batch(
                     folder=folder(),
                     memory_bytes=memory_bytes,
                 ) as reading:
-                    batch = _from_files(reading, failures.append)
+                    batch = _READERS[reading.files.format](reading, failed=failures.append)
                     with ExitStack() as reads:
                         advance = reads.enter_context(progress("reading files", None, "rows"))
                         yield _with_progress(batch, advance, reads.close) if has_watcher() else batch
@@ -80,10 +80,6 @@ def open_batch(
             if failures:  # an error of a stream loses its type in Arrow
                 raise failures[0] from None
             raise
-
-
-def _from_files(reading: FileInput, failed: Callable[[IceDBError], None]) -> Batch:
-    return _READERS[reading.files.format](reading, failed=failed)
 
 
 def _with_progress(batch: Batch, advance: Advance, end: Callable[[], None]) -> Batch:

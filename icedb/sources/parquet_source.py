@@ -106,10 +106,7 @@ def _groups(reading: FileInput) -> list[_ParquetFileGroup]:
 
 
 def _united(reading: FileInput, groups: list[_ParquetFileGroup]) -> tuple[dict[str, str], frozenset[str]]:
-    """Return column -> type in all files, and the columns with several types. Raises SchemaConflict.
-
-    Names that differ only in case are one column, as in the table. It has the name of the first file.
-    """
+    """Return column -> type in all files, and the columns with several types. Names are compared without case."""
     types: dict[str, str] = {}
     names: dict[str, str] = {}
     where: dict[str, str] = {}

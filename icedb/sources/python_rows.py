@@ -1,11 +1,10 @@
-"""Rows as dicts become a batch: first all of them are looked at, then they are turned into Arrow a chunk at a time.
+"""Batches of rows as dicts: all rows are observed first, then converted to Arrow chunk by chunk.
 
-The columns are the union over all rows, in order of appearance. A column has the table's type when that holds all its
-values unchanged, else the type that they have of their own; whether that fits the table is not decided here. What
-says that a row is bad names it.
+The columns are the union over all rows, in order of appearance. A column has the table's type if that holds all its
+values unchanged, else the natural type of the values. Later steps check that type against the table.
 
-A Python text for a column of JSON is JSON already, each by itself: `'[1]'` is a list, and a string is `'"x"'`. Every
-other value is written as JSON. In JSON lines a text is a string.
+A Python text for a column of JSON is JSON already: `'[1]'` is a list, and a string is `'"x"'`. Every other value is
+encoded as JSON. In JSON lines a text is a string.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from icedb.sources.inference.arrow_builder import build_array
 from icedb.sources.inference.common_type import MixedTypes, fits, natural_type
 from icedb.sources.inference.fields import columns_of
 from icedb.sources.inference.python_values import UnknownValue
-from icedb.sources.inference.type_tree import ColumnType, arrow_type, parse_type, sql_type, tells_arrow
-from icedb.sources.inference.value_types import RefusedValue, Shape
+from icedb.sources.inference.type_tree import ColumnType, arrow_type, is_arrow_exact, parse_type, sql_type
+from icedb.sources.inference.value_types import Shape, UnsupportedValue
 from icedb.sql.types import storage_type
 
 __all__ = ["BatchBuilder", "RowObserver", "open_rows"]
 
 _JSON = ColumnType("JSON")
-# So many values stay columns between the two passes, 8 bytes each beside the rows that hold them.
+# The number of values that are kept as columns between the two passes, at 8 bytes each beside the rows.
 KEPT_VALUES = 4_000_000
 
 
@@ -41,14 +40,14 @@ def open_rows(
     on_conflict: OnConflict,
     failed: Callable[[IceDBError], None],
 ) -> Batch:
-    """A sequence of dicts as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
+    """Open a sequence of dicts as a batch. Raises InvalidBatch, SchemaConflict, UnsupportedType."""
     observer = RowObserver(table, table_columns, failed)
     starts = range(0, len(rows), CHUNK_ROWS)
     kept: dict[int, Mapping[str, list[Any]]] = {}
     for start in starts:
-        found = observer.observe(rows[start : start + CHUNK_ROWS], start)
-        if start * len(found) < KEPT_VALUES:
-            kept[start] = found
+        chunk_columns = observer.observe(rows[start : start + CHUNK_ROWS], start)
+        if start * len(chunk_columns) < KEPT_VALUES:
+            kept[start] = chunk_columns
     columns = observer.columns(on_conflict)
 
     def chunks() -> Iterator[tuple[int, Mapping[str, list[Any]]]]:
@@ -65,7 +64,7 @@ def _row(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnPlan:
-    """How a column is built, and what it is cast to when it is read."""
+    """The type in which a column is built, and the type to which a read casts it."""
 
     type: ColumnType
     cast: str = ""
@@ -75,9 +74,9 @@ class _ColumnPlan:
 
 @dataclass(slots=True)
 class RowObserver:
-    """Looks at rows before they are built. `where` names a row in messages; `json`: numbers are of one kind.
+    """The columns and types of rows that are to be built. `where` names a row in messages.
 
-    `failed` is told what breaks only when the rows are built.
+    `json`: all numbers are of one kind. `failed` gets the errors that occur when the rows are built.
     """
 
     table: str
@@ -89,7 +88,7 @@ class RowObserver:
     shapes: dict[str, Shape] = field(default_factory=dict)
 
     def observe(self, rows: Sequence[Any], first: int) -> Mapping[str, list[Any]]:
-        """Take in rows, of which the first has that number: their columns. Raises InvalidBatch."""
+        """Observe rows, of which the first has that number, and return their columns. Raises InvalidBatch."""
         self.rows += len(rows)
         are_dicts = set(map(type, rows)) <= {dict}
         columns = columns_of(rows) if are_dicts else {}
@@ -109,13 +108,13 @@ class RowObserver:
                 raise InvalidBatch(f"{self.table}: row {number} has the column name {name!r}, which is not text.")
 
     def observe_column(self, name: str, values: list[Any], first: int) -> None:
-        """Take in values of one column, of which the first is in the row of that number. Raises InvalidBatch."""
+        """Observe values of one column, of which the first is in the row of that number. Raises InvalidBatch."""
         want = parse_type(self.table_columns[name]) if name in self.table_columns else None
         if name not in self.shapes:
             self.shapes[name] = Shape(name)
         try:
             self.shapes[name].observe(values, range(first, first + len(values)), want)
-        except RefusedValue as error:
+        except UnsupportedValue as error:
             where = f"{self.where(error.row)} of column '{error.path}'"
             raise InvalidBatch(f"{self.table}: {where} holds {error.reason}.") from None
         except RecursionError:
@@ -125,7 +124,7 @@ class RowObserver:
         return InvalidBatch(f"{self.table}: column '{name}' holds a value that is nested too deep. Store it as text.")
 
     def columns(self, on_conflict: OnConflict) -> BatchBuilder:
-        """How the rows are built. Raises SchemaConflict, InvalidBatch, UnsupportedType."""
+        """Return the builder of the observed rows. Raises SchemaConflict, InvalidBatch, UnsupportedType."""
         if self.rows and not self.shapes:
             raise InvalidBatch(f"{self.table}: none of the {self.rows} rows has a column.")
         columns = {}
@@ -152,19 +151,19 @@ class RowObserver:
         if _is_untyped(type_):
             raise self._untyped(type_, name, table_type)
         storage_type(sql_type(type_), column=name, table=self.table)
-        return _ColumnPlan(type_, "" if tells_arrow(type_) else sql_type(type_))
+        return _ColumnPlan(type_, "" if is_arrow_exact(type_) else sql_type(type_))
 
     def _as_in_table(self, shape: Shape, table_type: str) -> _ColumnPlan:
         type_ = parse_type(table_type)
         if not shape.kinds:
             return _ColumnPlan(ColumnType("NULL"))
-        # A Python text for JSON is JSON already, as queries of the table return it, whatever the other rows hold.
-        return _ColumnPlan(type_, "" if tells_arrow(type_) else sql_type(type_), keep_json=not self.json)
+        # A Python text for JSON is JSON already, as queries of the table return it, also beside values of other types.
+        return _ColumnPlan(type_, "" if is_arrow_exact(type_) else sql_type(type_), keep_json=not self.json)
 
     def _untyped(self, type_: ColumnType, name: str, table_type: str | None) -> SchemaConflict | InvalidBatch:
-        """What is said of lists or dicts that are empty, or hold only null: null itself would do, they do not."""
+        """Return the error of lists or dicts that are empty or hold only null."""
         if table_type is None:
-            message = f"column '{name}' holds only empty or null elements, so its type is not known"
+            message = f"column '{name}' holds only empty or null elements, so its type is unknown"
             return InvalidBatch(f"{self.table}: {message}. Give the batch a schema.")
         message = (
             f"column '{name}' is {table_type} in the table and holds empty lists or dicts in the batch. Write null"
@@ -184,9 +183,9 @@ class RowObserver:
         )
 
     def _check_names(self, type_: ColumnType, path: str) -> None:
-        seen: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name, inner in type_.children:
-            other = seen.setdefault(name.casefold(), name)
+            other = names.setdefault(name.casefold(), name)
             if type_.name == "STRUCT" and (other != name or not name or "\0" in name):
                 problem = (
                     f"'{other}' and '{name}', which differ only in case" if other != name else f"the name {name!r}"
@@ -197,7 +196,7 @@ class RowObserver:
 
 @dataclass(frozen=True, slots=True)
 class BatchBuilder:
-    """How rows are built, column by column."""
+    """The conversion of observed rows to Arrow, column by column."""
 
     table: str
     columns: Mapping[str, _ColumnPlan]
@@ -205,10 +204,7 @@ class BatchBuilder:
     failed: Callable[[IceDBError], None]
 
     def batch(self, chunks: Iterator[tuple[int, Mapping[str, list[Any]]]], *, source: str) -> Batch:
-        """Chunks of rows, which have all been observed, as a batch: how many, and their columns.
-
-        Its stream raises InvalidBatch.
-        """
+        """Return observed chunks, as row count and columns, as a batch. Its stream raises InvalidBatch."""
         try:
             schema = pa.schema([(n, self.arrow_type(n)) for n in self.columns])
         except UnicodeEncodeError as error:
@@ -218,14 +214,14 @@ class BatchBuilder:
             ) from None
         batches = (
             pa.RecordBatch.from_arrays(
-                [self.build(n, found[n] if n in found else [None] * rows) for n in self.columns], schema=schema
+                [self.build(n, columns[n] if n in columns else [None] * rows) for n in self.columns], schema=schema
             )
-            for rows, found in chunks
+            for rows, columns in chunks
         )
         return self.described(pa.RecordBatchReader.from_batches(schema, batches), source=source)
 
     def described(self, stream: pa.RecordBatchReader, *, source: str) -> Batch:
-        """A stream of these columns, and maybe others, with what Arrow does not tell of them."""
+        """Return a stream with at least these columns as a batch, with the types that Arrow cannot express."""
         return Batch(
             stream,
             types={n: c.cast for n, c in self.columns.items() if c.cast},
@@ -235,19 +231,19 @@ class BatchBuilder:
         )
 
     def arrow_type(self, name: str) -> pa.DataType:
-        """Arrow's type of a column."""
+        """Return Arrow's type of a column."""
         return arrow_type(self.columns[name].type)
 
     def build(self, name: str, values: list[Any]) -> pa.Array:
-        """Values of a column as Arrow. Raises InvalidBatch for what Arrow cannot hold after all."""
+        """Convert values of a column to Arrow. Raises InvalidBatch if Arrow cannot hold one."""
         column = self.columns[name]
         try:
             return build_array(values, column.type, keep_json=column.keep_json)
         except (pa.ArrowException, OverflowError, UnknownValue) as error:
             reason = str(error).splitlines()[0]
-            found = InvalidBatch(f"{self.table}: column '{name}' holds what cannot be stored: {reason}.")
-            self.failed(found)
-            raise found from None
+            invalid = InvalidBatch(f"{self.table}: column '{name}' holds a value that cannot be stored: {reason}.")
+            self.failed(invalid)
+            raise invalid from None
 
 
 def _is_untyped(type_: ColumnType) -> bool:

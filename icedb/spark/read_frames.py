@@ -19,13 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 from icedb.errors import InvalidOption
 from icedb.format.keys import decode_partition, encode_partition
 from icedb.reader.changes import Changes
-from icedb.reader.scan_sql import translate_read_error, visible_partitions
+from icedb.reader.scan_sql import translate_read_error
 from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource import pushdown_warning
 from icedb.spark.datasource.options import check_place
 from icedb.spark.datasource.part_scan import select_columns
 from icedb.spark.datasource.type_mapping import spark_schema, type_mapping_of
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 
 __all__ = ["ReadEngine", "frame"]
 
@@ -123,7 +123,7 @@ def _through_parquet(
     if in_paths:  # without basePath, Spark parses no partition columns
         location = snapshot.handle.location
         reader = reader.option("basePath", _hadoop_path(f"{location.root_uri}/{location.keys.data_prefix}"))
-    paths = snapshot.handle.own_paths(parts)
+    paths = snapshot.handle.part_paths.original(parts)
     try:
         with _list_on_driver(spark, snapshot):
             rows = reader.parquet(*map(_hadoop_path, paths))
@@ -139,10 +139,7 @@ def _through_parquet(
 
 @contextmanager
 def _list_on_driver(spark: SparkSession, snapshot: Snapshot) -> Iterator[None]:
-    """Let the driver list the sizes of the parts. In a folder this is faster than a Spark job with a task for each.
-
-    The setting applies to the whole session. It only changes how fast other frames list their files.
-    """
+    """Let the driver list the sizes of the parts. In a folder this is faster than a Spark job with a task for each."""
     if snapshot.table.startswith("s3://"):
         yield
         return
@@ -161,7 +158,7 @@ def _hadoop_path(path: str) -> str:
 
 
 def _needs_paths(snapshot: Snapshot, chosen: Mapping[str, str]) -> bool:
-    return not chosen.keys().isdisjoint(visible_partitions(snapshot.schema, snapshot.partition_schema))
+    return not chosen.keys().isdisjoint(snapshot.visible_partitions)
 
 
 def _obstacle(snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, str], *, where: str | None) -> str | None:
@@ -182,7 +179,7 @@ def _obstacle(snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, st
 def _obstacle_in_paths(snapshot: Snapshot, parts: Sequence[Part]) -> str | None:
     """Return why Spark's own scan would parse other partition values; None: it would not."""
     types = snapshot.partition_schema
-    visible = visible_partitions(snapshot.schema, types)
+    visible = snapshot.visible_partitions
     if hidden := [name for name in types if name not in visible]:
         return f"column '{hidden[0]}' is stored in the parts, and it would read the values from the paths"
     texts = {name: _texts_of(type_mapping_of(type_).cast) for name, type_ in types.items()}

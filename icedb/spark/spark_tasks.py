@@ -53,7 +53,7 @@ class TaskTable:
 
     def open(self) -> Handle:
         """Open the table in a task."""
-        return Handle(
+        return Handle.of(
             open_store(self.location),
             self.spec,
             clock=_MarkingClock(self.mark),
@@ -107,10 +107,7 @@ def run_tasks(spark: SparkSession, assignment: Assignment, shares: Sequence[Sequ
 
 
 def _jobs(shares: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of shares of each job, and the shares, pickled.
-
-    Shares that are pickled together store common objects, such as a long predicate, once.
-    """
+    """Yield the number of shares of each job, and the shares, pickled together: common objects are stored once."""
     pickled = pickle.dumps(list(shares))
     if len(pickled) <= JOB_BYTES_MAX or len(shares) == 1:
         yield len(shares), pickled

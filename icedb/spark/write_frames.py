@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -14,15 +15,21 @@ from icedb.operations.write.spark_frames import append_frame, check_frame, overw
 from icedb.spark.datasource.options import Overwrite, write_options
 from icedb.spark.datasource.type_mapping import arrow_schema
 from icedb.spark.distribution import distribute
+from icedb.spark.distribution_choice import choose_distribution, source_bytes
 from icedb.table import Table
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn, check_txn, is_recorded, repeated
+from icedb.transaction.table_handle import Handle
+from icedb.writer.batch_loader import PARTITION_COLUMN
 from icedb.writer.staging import check_batch
 
 __all__ = ["Distribution", "write"]
 
-#: `none`: no shuffle. `partition`: a shuffle gives each task a range of partitions.
-Distribution = Literal["none", "partition"]
+logger = logging.getLogger(__name__)
+
+#: `none`: no shuffle. `partition`: a shuffle gives each task a range of partitions. `auto`: one of the two by the
+#: rules of `icedb.spark.distribution_choice.choose_distribution`.
+Distribution = Literal["auto", "none", "partition"]
 
 
 def write(
@@ -43,6 +50,10 @@ def write(
     _check(table.uri, overwrite, partitions, distribution, txn)
     if txn is not None:
         txn = check_txn(txn, table=table.uri)
+    if tasks is not None and distribution != "partition":
+        raise InvalidOption(f"{table.uri}: tasks requires distribution='partition'. Omit tasks, or pass that.")
+    if distribution == "auto":
+        distribution, frame = _choose(table.handle, frame, partitions)
     if distribution == "partition":
         # Reject invalid arguments before the first job, with the messages of the writer.
         check_frame(table.handle)
@@ -54,8 +65,6 @@ def write(
             frame = distribute(frame, table.handle, tasks=tasks)
         except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
             raise explained_of_frame(error, table=table.uri) from None
-    elif tasks is not None:
-        raise InvalidOption(f"{table.uri}: tasks requires distribution='partition'. Omit tasks, or pass that.")
     if overwrite is None:
         return append_frame(table.handle, frame, txn=txn, memory_bytes=memory_bytes, part_bytes=part_bytes)
     return overwrite_frame(
@@ -68,6 +77,17 @@ def write(
     )
 
 
+def _choose(handle: Handle, frame: DataFrame, partitions: Sequence[str] | str | None) -> tuple[Distribution, DataFrame]:
+    """Choose the distribution, and return the frame with fewer tasks if it is small."""
+    # The partitions of an insert query's result are unknown before it runs.
+    is_partitioned = (bool(handle.expressions) or PARTITION_COLUMN in frame.columns) and not handle.spec.insert_query
+    is_one = partitions is not None and not isinstance(partitions, str) and len(partitions) == 1
+    choice = choose_distribution(source_bytes(frame), many_partitions=is_partitioned and not is_one)
+    tasks = "" if choice.tasks_max is None else f" in at most {choice.tasks_max} tasks"
+    logger.info("%s: writing with distribution='%s'%s: %s", handle.table, choice.distribution, tasks, choice.reason)
+    return choice.distribution, frame if choice.tasks_max is None else frame.coalesce(choice.tasks_max)
+
+
 def _check(
     table: str,
     overwrite: str | None,
@@ -76,7 +96,7 @@ def _check(
     txn: Txn | None,
 ) -> None:
     if distribution not in get_args(Distribution):
-        raise InvalidOption(f"{table}: distribution is {distribution!r}. Pass 'none' or 'partition'.")
+        raise InvalidOption(f"{table}: distribution is {distribution!r}. Pass 'auto', 'none' or 'partition'.")
     if overwrite is not None and overwrite not in get_args(Overwrite):
         raise InvalidOption(f"{table}: overwrite is {overwrite!r}. Pass 'table', 'partitions' or 'dynamic'.")
     if (overwrite == "partitions") != (partitions is not None):

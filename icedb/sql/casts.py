@@ -7,13 +7,13 @@ column of a batch has values of several types (see `icedb.sources.python_rows`),
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import duckdb
 
+from icedb.errors import SchemaConflict
 from icedb.sql.connections import quote_name, quote_text
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Conversion",
     "convert",
     "convert_answer",
+    "fit_answer",
     "from_text",
     "lossless",
     "stringify",
@@ -85,18 +86,33 @@ def convert(column: str, source: str, target: str, *, parsed: bool, text: bool) 
     return None
 
 
-def convert_answer(column: str, source: str, target: str, *, is_null: Callable[[], bool]) -> Conversion | None:
-    """Return the lossless conversion of a query's result column to the table's type, or None if there is none.
-
-    `is_null` returns whether the column has no value at all, because DuckDB gives a bare NULL some type.
-    """
+def convert_answer(column: str, source: str, target: str) -> Conversion | None:
+    """Return the lossless conversion of a query's result column to the table's type, or None if there is none."""
     if widening(source, target) or (_is_number(source) and _is_number(target)):
         return lossless(column, source, target)
     if target == "VARCHAR" and (source == MIXED or source.startswith("ENUM(")):
         return Conversion(column, source, target, stringify(quote_name(column), source))
-    if is_null():
-        return Conversion(column, source, target, f"CAST(NULL AS {target})")
     return None
+
+
+def fit_answer(
+    con: duckdb.DuckDBPyConnection, answer: str, column: str, source: str, target: str, *, table: str, what: str
+) -> Conversion:
+    """Return the conversion of a column in the relation `answer`, the result of a query, to the table's type.
+
+    `what` names the result in the message. Raises SchemaConflict if no value can be converted without loss.
+    """
+    conversion = convert_answer(column, source, target)
+    if conversion is not None:
+        return conversion
+    if con.execute(f"SELECT count({quote_name(column)}) FROM {answer}").fetchone() == (0,):
+        return Conversion(column, source, target, f"CAST(NULL AS {target})")  # DuckDB gives a bare NULL some type
+    raise SchemaConflict(
+        f"{table}: column '{column}' is {target} in the table and {source} in {what}. Cast it to {target} in the "
+        "query, or give it another name with AS. Nothing was changed.",
+        column=column,
+        types=(target, source),
+    )
 
 
 def _is_number(type_: str) -> bool:

@@ -17,16 +17,15 @@ import msgspec
 from icedb.format.records import Marker, Stats
 from icedb.sql.connections import quote_name
 from icedb.sql.partition_expressions import PartitionExpression
-from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = [
+    "TEXT_MAX",
     "TEXT_TYPES",
     "Bounds",
     "bounds",
     "bounds_of",
     "encode_statistics",
     "figures_sql",
-    "prune_by_bounds",
     "statistics_columns",
     "without_texts",
 ]
@@ -82,10 +81,7 @@ def encode_statistics(columns: Mapping[str, str], figures: Sequence[str | None],
 
 
 def _above(text: str) -> str | None:
-    """Return the text, or a shorter one that is greater if it is too long; None if there is none.
-
-    The order is by code point, which is the order of the UTF-8 bytes.
-    """
+    """Return the text, or a shorter text that is greater by code point if it is too long; None if there is none."""
     if len(text) <= TEXT_MAX:
         return text
     kept = text[:TEXT_MAX].rstrip(chr(0x10FFFF))  # no character is greater
@@ -93,39 +89,6 @@ def _above(text: str) -> str | None:
         return None
     after = ord(kept[-1]) + 1
     return kept[:-1] + chr(_AFTER_SURROGATES if after == 0xD800 else after)
-
-
-def prune_by_bounds(markers: Sequence[Marker], column: str, type_: str, condition: str) -> list[Marker]:
-    """Return the markers of the parts that may have a row for which a condition on one column is true.
-
-    `condition` is SQL over the part's `lo` and `hi` of the column (in DuckDB type `type_`), its number of `nulls` and
-    of `rows`. It is false or null if there is no such row. Parts without statistics of the column remain. So do parts
-    with unreadable statistics, which another program may have written.
-    """
-    figures = [bounds(marker, column) for marker in markers]
-    columns = zip(*(f or (None, None, None) for f in figures), strict=True)
-    lo, hi, nulls = (list(c) for c in columns) if markers else ([], [], [])
-    with scratch_connection() as con:
-        results = con.execute(
-            f"""
-            WITH stats AS (
-                SELECT unnest(CAST($known AS BOOLEAN[])) AS known, unnest(CAST($lo AS VARCHAR[])) AS lo_text,
-                       unnest(CAST($hi AS VARCHAR[])) AS hi_text, unnest(CAST($nulls AS BIGINT[])) AS nulls,
-                       unnest(CAST($rows AS BIGINT[])) AS rows),
-            typed AS (SELECT *, TRY_CAST(lo_text AS {type_}) AS lo, TRY_CAST(hi_text AS {type_}) AS hi FROM stats)
-            SELECT NOT known OR (lo_text IS NOT NULL AND lo IS NULL) OR (hi_text IS NOT NULL AND hi IS NULL)
-                OR coalesce(({condition}), lo IS NULL AND nulls IS DISTINCT FROM rows)
-            FROM typed
-            """,
-            {
-                "known": [f is not None for f in figures],
-                "lo": lo,
-                "hi": hi,
-                "nulls": nulls,
-                "rows": [m.rows for m in markers],
-            },
-        ).fetchall()
-    return [marker for marker, (remains,) in zip(markers, results, strict=True) if remains]
 
 
 def bounds(marker: Marker, column: str) -> Bounds | None:

@@ -24,14 +24,17 @@ from icedb.util.temporary_files import spill_path
 
 __all__ = [
     "MEMORY_BYTES_MIN",
+    "MIB",
     "READING_SHARE",
     "RESERVED",
     "ROWS_PER_BATCH",
     "WRITE_MEMORY_BYTES_MIN",
+    "attach_s3",
     "check_write_memory",
     "connect_reader",
     "connect_sandbox",
     "copy_statement",
+    "load_httpfs",
     "lock_reader",
     "memory_bytes_default",
     "quote_name",
@@ -94,16 +97,12 @@ def read_file(path: Path | str) -> str:
     return f"read_parquet({quote_text(str(path))}, hive_partitioning = false)"
 
 
-def copy_statement(
-    query: str, path: Path, spec: TableSpec, *, level: int | None = None, returns_stats: bool = True
-) -> str:
+def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:
     """Return SQL that writes a query's rows as one Parquet file with the settings of the table.
 
-    `level` is the zstd level, if that is the table's compression. `returns_stats`: the statement returns the number of
-    rows and statistics of the columns. For a small file that takes longer than to read its footer.
+    `level` is the zstd level, if that is the table's compression.
     """
     options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}"
-    options += ", RETURN_STATS" if returns_stats else ""
     options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
     return f"COPY ({query}) TO {quote_text(str(path))} ({options})"
 
@@ -265,10 +264,7 @@ def load_httpfs(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _is_checked(wheel: Path | None) -> bool:
-    """Return whether DuckDB has checked the signature of this file in this process.
-
-    A check takes a tenth of a second of a processor for each connection.
-    """
+    """Return whether DuckDB has checked this file's signature in this process. A check takes a tenth of a second."""
     return wheel is not None and _identity(wheel) in _checked
 
 

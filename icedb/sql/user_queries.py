@@ -9,6 +9,7 @@ stored once. The SQL that runs is written from the checked syntax tree, and it o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -265,12 +266,14 @@ def check_output(
     what: str,
     table: str,
     new_columns: bool,
+    lenient: bool = False,
 ) -> None:
     """Raise InvalidQuery unless the columns of a query's result, `names`, can be stored.
 
     `table_columns` are the table's columns, `inputs` those of the rows that the query reads. Each result column must
     have a name (`sum(x)` needs AS) that no other column has. It must be in `table_columns` or `inputs`, unless
-    `new_columns`. The result must have all of `needed`, by which the table is partitioned and sorted.
+    `new_columns`. The result must have all of `needed`, by which the table is partitioned and sorted. With `lenient`,
+    a missing one is a warning.
     """
 
     def refuse(why: str) -> InvalidQuery:
@@ -289,14 +292,17 @@ def check_output(
                 f"gives a column '{name}', which the table does not have. Give it the name of one of its columns with "
                 f"AS: {', '.join(sorted(table_columns))}."
             )
-    for name in needed:
-        if name.casefold() not in results:
-            raise refuse(
-                f"drops the column '{name}', by which the table is partitioned or sorted. Select it, too "
-                f"(the result has {', '.join(names) or 'no column'})."
-            )
+    dropped = [name for name in needed if name.casefold() not in results]
+    if dropped and not lenient:
+        raise refuse(
+            f"drops the column '{dropped[0]}', by which the table is partitioned or sorted. Select it, too "
+            f"(the result has {', '.join(names) or 'no column'})."
+        )
     if _KEYWORD_OR_COLUMN not in existing and _calls_user(query.sql):
         raise refuse("names 'user', and the rows have no such column. Correct the name.")
+    if dropped:
+        message = f"{table}: {what} drops {dropped}, by which the table is partitioned or sorted."
+        warnings.warn(message, stacklevel=2)
 
 
 @lru_cache(maxsize=256)

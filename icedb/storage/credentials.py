@@ -131,10 +131,7 @@ class _FunctionProvider:
 
 
 def _parse(values: Mapping[str, Any], table: str) -> tuple[Credentials, float]:
-    """Parse the result of a function. Return its expiry too (unix milliseconds; 0 if unknown). Raises AccessDenied.
-
-    No value is quoted, because any of them may be a secret.
-    """
+    """Parse the result of a function, and its expiry (0: unknown). Raises AccessDenied, which quotes no value."""
     result = f"{table}: the credential_provider gave"
     if not isinstance(values, Mapping):
         raise AccessDenied(f"{result} a {type(values).__name__}; give a dict, or None for unsigned requests.")

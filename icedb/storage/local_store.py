@@ -12,7 +12,11 @@ A put survives a power failure completely or not at all:
 A crash may leave a staged file. No reader uses it, and the orphan sweep deletes it when it is old enough.
 
 Deletions are not synced. If a power failure undoes one, its tombstone is still in the log, and cleanup repeats it.
+
+Paths are texts here: the objects of `pathlib` take more processor time than the system calls of a small put.
 """
+
+# ruff: noqa: PTH102, PTH108, PTH112, PTH116, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
-from itertools import count, groupby
+from itertools import accumulate, count, groupby
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
@@ -42,7 +46,7 @@ _CANNOT_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP})
 _numbers = count(1)
 
 # Folder -> device and inode of it and of the folders above it, when this process synced their names.
-_synced: dict[Path, tuple[tuple[int, int], ...]] = {}
+_synced: dict[str, tuple[tuple[int, int], ...]] = {}
 _SYNCED_MAX = 10_000
 
 
@@ -60,7 +64,7 @@ _OURS = re.compile(r"\.staged#[0-9]+\Z")
 def check_folder(folder: Path) -> bool:
     """Whether the folder exists. Raises InvalidURI for a file, and for a path below a file."""
     try:
-        if S_ISDIR(folder.stat().st_mode):
+        if S_ISDIR(os.stat(folder).st_mode):
             return True
     except FileNotFoundError:
         return False
@@ -253,18 +257,22 @@ def create_file(root: Path, key: str, body: bytes | Path | FileIO, *, fsync: boo
     segments = key.split("/")
     if has_unsafe_segment(segments):
         raise InvalidURI(f"{root}: '{key}' is not a valid key: it has an empty, '.' or '..' segment.")
-    path = root / key
-    check_links(str(root), ["/".join(segments[:-1])] if segments[:-1] else [])
-    _make_folders(path.parent, fsync=fsync)
-    with _staged(path.parent, body, fsync=fsync) as staged:
-        _link(staged, path, root)
+    top, path = str(root), os.path.join(root, key)
+    # The root, and the folders of the key from the top.
+    folders = list(accumulate(segments[:-1], os.path.join, initial=top))
+    above = list(accumulate(segments[:-1], "{}/{}".format))
+    for folder in above:
+        _reject_link(top, folder)
+    _make_folders(folders[-1], fsync=fsync)
+    with _staged(folders[-1], body, fsync=fsync) as staged:
+        _link(staged, path, top)
     if fsync:
-        _sync_folder(path.parent)
-        _sync_names(path.parent, root)
+        _sync_folder(folders[-1])
+        _sync_names(folders)
 
 
 @contextmanager
-def _staged(folder: Path, body: bytes | Path | FileIO, *, fsync: bool) -> Iterator[Path]:
+def _staged(folder: str, body: bytes | Path | FileIO, *, fsync: bool) -> Iterator[str]:
     """Write a file with this content and a staged name, and remove that name at the end."""
     path, file = _open_staged(folder)
     try:
@@ -282,19 +290,19 @@ def _staged(folder: Path, body: bytes | Path | FileIO, *, fsync: bool) -> Iterat
         yield path
     finally:
         with suppress(OSError):
-            path.unlink()
+            os.unlink(path)
 
 
-def _open_staged(folder: Path) -> tuple[Path, int]:
+def _open_staged(folder: str) -> tuple[str, int]:
     while True:  # skip names that a crashed process with the same process id left
-        path = folder / f".staged#{os.getpid()}{next(_numbers):06}"
+        path = f"{folder}/.staged#{os.getpid()}{next(_numbers):06}"
         with suppress(FileExistsError):
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
-def _link(staged: Path, path: Path, root: Path) -> None:
+def _link(staged: str, path: str, root: str) -> None:
     try:
-        path.hardlink_to(staged)
+        os.link(staged, path)
     except FileNotFoundError:  # the orphan sweep deleted the staged file of a process that was paused for a day
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
     except OSError as error:
@@ -307,41 +315,41 @@ def _link(staged: Path, path: Path, root: Path) -> None:
         ) from None
 
 
-def _make_folders(folder: Path, *, fsync: bool) -> None:
+def _make_folders(folder: str, *, fsync: bool) -> None:
     """Create the missing folders of a path, from the top. Each new name is synced before anything is put below it."""
     missing = []
-    while not folder.is_dir():
+    while not os.path.isdir(folder):
         missing.append(folder)
-        folder = folder.parent
-        if folder == folder.parent:
+        folder = os.path.dirname(folder)
+        if folder == os.path.dirname(folder):
             break
     for new in reversed(missing):
         with suppress(FileExistsError):  # by another writer; if it is a file, the put below it fails
-            new.mkdir()
+            os.mkdir(new)
         if fsync:
-            _sync_folder(new.parent)
+            _sync_folder(os.path.dirname(new))
 
 
-def _sync_names(folder: Path, root: Path) -> None:
-    """Sync the names of a folder and of those above it, up to the root.
+def _sync_names(folders: Sequence[str]) -> None:
+    """Sync the names of a folder and of those above it. `folders`: from the root to the folder itself.
 
     Another writer may have created one of them just now without having synced it yet. Once is enough, because a synced
     name persists as long as the folder is the same.
     """
-    if folder == root:
+    *above, folder = folders
+    if not above:
         return
-    names = [folder, *(p for p in folder.parents if p.is_relative_to(root))]
-    now = tuple((status.st_dev, status.st_ino) for status in map(os.stat, names))
+    now = tuple((status.st_dev, status.st_ino) for status in map(os.stat, folders))
     if _synced.get(folder) == now:
         return
-    for name in names[1:]:
+    for name in reversed(above):
         _sync_folder(name)
     if len(_synced) >= _SYNCED_MAX:
         _synced.clear()
     _synced[folder] = now
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: str) -> None:
     try:
         file = os.open(folder, os.O_RDONLY)
     except PermissionError:

@@ -26,6 +26,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import unquote, urlsplit
 
 from icedb.errors import InvalidOption, InvalidURI
@@ -40,7 +41,7 @@ from icedb.storage.credentials import (
     default_region,
 )
 
-__all__ = ["Location", "parse_location", "with_log"]
+__all__ = ["Location", "StoreOptions", "parse_location", "with_log"]
 
 # Of several names of one option, the first takes precedence.
 _OPTIONS = {
@@ -66,6 +67,14 @@ _OPTIONS = {
 }
 _OF_KEYS = ("access_key_id", "secret_access_key", "session_token")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class StoreOptions(TypedDict, total=False):
+    """The options with which an existing table is opened, with the meanings of `Table.create`."""
+
+    storage_options: Mapping[str, str] | None
+    credential_provider: CredentialProvider | None
+    log_storage_options: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +223,17 @@ def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | Non
     )
 
 
-def with_log(location: Location, log_uri: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Location:
-    """Return the location of a table whose log is at another address. Raises InvalidURI, InvalidOption.
+def with_log(
+    location: Location, log_uri: str | os.PathLike[str] | None, options: Mapping[str, str] | None = None
+) -> Location:
+    """Return the location of a table whose log may be at another address. Raises InvalidURI, InvalidOption.
 
     Without options of its own, a log in a store of the same kind uses the access of the parts.
     """
+    if log_uri is None:
+        if options is not None:
+            raise InvalidOption(f"{location.uri}: log_storage_options is set, but no log_uri. Set log_uri as well.")
+        return location
     log = parse_location(log_uri, options)
     if options is None and log.scheme == location.scheme:
         log = replace(location, root=log.root, prefix=log.prefix)

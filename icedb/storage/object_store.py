@@ -15,11 +15,13 @@ from typing import Protocol
 from icedb.errors import IceDBError
 from icedb.storage.location import Location
 
-__all__ = ["DELETES_PER_REQUEST", "ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore", "StoredObject",
-           "chunks"]  # fmt: skip
+__all__ = ["DELETES_PER_REQUEST", "STORED_MS_PRECISION", "ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore",
+           "StoredObject", "chunks"]  # fmt: skip
 
 # The maximum of keys in one DeleteObjects of S3.
 DELETES_PER_REQUEST = 1_000
+#: S3 returns the time of an object in whole seconds.
+STORED_MS_PRECISION = 1_000
 
 
 class ObjectExists(IceDBError):

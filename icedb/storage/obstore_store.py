@@ -26,7 +26,6 @@ from io import FileIO
 from itertools import islice
 from pathlib import Path
 from stat import S_ISLNK
-from typing import TYPE_CHECKING
 
 import obstore
 from obstore import exceptions as obstore_errors
@@ -42,11 +41,20 @@ from icedb.storage.split_store import SplitStore
 from icedb.util.progress import Advance, progress
 from icedb.util.thread_pool import start_thread_pool
 
-if TYPE_CHECKING:
-    from obstore import GetResult  # a name for type checkers only
-
-__all__ = ["ObjectExists", "ObjectInfo", "ObjectNotFound", "ObjectStore", "StoredObject", "fetch", "open_store",
-           "open_stream", "presign", "some_below", "unfinished_puts"]  # fmt: skip
+__all__ = [
+    "FETCH_BYTES",
+    "ObjectExists",
+    "ObjectInfo",
+    "ObjectNotFound",
+    "ObjectStore",
+    "StoredObject",
+    "fetch",
+    "open_store",
+    "open_stream",
+    "presign",
+    "some_below",
+    "unfinished_puts",
+]
 
 # A request and its retries end well before the commit timeout (5 minutes), so that an abandoned put cannot create an
 # object later.
@@ -200,19 +208,26 @@ class ObstoreStore:
 
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """Stream a range of an object; see the function of this name."""
-        result = await self._get_range(key, start, stop)
+        pieces = await self._request_range(key, start, stop)
         if isinstance(self._backend, AzureStore | S3Store):
-            return self._streamed(result, key, start, stop)
+            return self._streamed(pieces, key, start, stop)
         return self._piece_by_piece(key, start, stop)
 
-    async def _get_range(self, key: str, start: int, stop: int) -> GetResult:
+    async def _request_range(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        """Request a range and return its pieces.
+
+        The result hands over its connection here, because obstore may keep the result itself alive until its next call.
+        A stream that no reader begins would hold its connection for that long.
+        """
         with self._errors("read", key):
             result = await obstore.get_async(self._existing(key), key, options={"range": (start, stop)})
         if result.range != (start, stop):
             raise _too_short(self.location, key, start, stop)
-        return result
+        return aiter(result.stream(min_chunk_size=PIECE_BYTES))
 
-    async def _streamed(self, result: GetResult, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+    async def _streamed(
+        self, pieces: AsyncIterator[bytes], key: str, start: int, stop: int
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the pieces of a response. If it breaks off, request the rest.
 
         The client's timeouts count from the start of the request, even while the reader pauses. Without a new request,
@@ -220,9 +235,8 @@ class ObstoreStore:
         """
         while True:
             requested_from = start
-            stream = aiter(result.stream(min_chunk_size=PIECE_BYTES))
             try:
-                while start < stop and (piece := await self._next(stream, key)):
+                while start < stop and (piece := await self._next(pieces, key)):
                     start += len(piece)
                     yield piece
             except StoreUnavailable:
@@ -232,7 +246,7 @@ class ObstoreStore:
                 return
             if start == requested_from:
                 raise _too_short(self.location, key, start, stop)
-            result = await self._get_range(key, start, stop)
+            pieces = await self._request_range(key, start, stop)
 
     async def _next(self, stream: AsyncIterator[bytes], key: str) -> bytes:
         with self._errors("read", key):
@@ -259,7 +273,7 @@ class ObstoreStore:
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
-        with self._errors("look at", key):
+        with self._errors("look up", key):
             meta = obstore.head(self._existing(key), key)
         return ObjectInfo(key, meta["size"], _ms(meta["last_modified"]))
 
@@ -428,7 +442,7 @@ class LocalFolder(ObstoreStore):
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
-        with self._errors("look at", key):
+        with self._errors("look up", key):
             self._existing(key)
             return _info(key, file_status(self.location.root, key))
 

@@ -125,7 +125,7 @@ class FaultyStore:
             number: The number of the request; None matches any.
             kind: The kind of the request; None matches any.
             key: A text that one of the request's keys must contain.
-            times: How many matching requests get the fault.
+            times: The number of matching requests that get the fault.
         """
         self._rules.append(_Rule(fault, number, kind, key, times))
 

@@ -11,6 +11,7 @@ from icedb.storage.obstore_store import ObjectStore
 from icedb.table import Table
 from icedb.transaction.log_reader import LogReader
 from icedb.transaction.open_table import open_handle
+from icedb.transaction.table_handle import Fencing
 from icedb.util.clock import Clock
 
 __all__ = ["check_sound", "create_table", "live_to_v3_readers", "open_table"]
@@ -46,13 +47,14 @@ def create_table(
     return open_table(store, clock)
 
 
-def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None) -> Table:
+def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None, fencing: Fencing = "claims") -> Table:
     """Open the table in a store for another actor, with an empty cache of its own.
 
     Args:
         store: A store with a table at its location.
         clock: The clock of the actor.
         timing: Times to use instead of those of the spec.
+        fencing: As for `Table.open`.
 
     Returns:
         The open table.
@@ -60,7 +62,7 @@ def open_table(store: ObjectStore, clock: Clock, *, timing: Timing | None = None
     Example:
         >>> other = open_table(FaultyStore(store), clock.skewed(40))
     """
-    return Table(open_handle(store, timing=timing, clock=clock))
+    return Table(open_handle(store, timing=timing, fencing=fencing, clock=clock))
 
 
 def check_sound(store: ObjectStore) -> TableState:

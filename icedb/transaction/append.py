@@ -17,10 +17,12 @@ from icedb.errors import AccessDenied, ClockSkew, CommitConflict, CommitStateUnk
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import discard
 
 __all__ = [
+    "UNANSWERED_MAX",
     "Commit",
     "PutOutcome",
     "append",
@@ -34,7 +36,7 @@ __all__ = [
 
 # A plain append only conflicts with a log file of its own process and millisecond, or with its own unanswered put.
 APPEND_ATTEMPTS_MAX = 20
-# The client library has already retried each of them for a minute.
+# The client library has already retried each put for a minute.
 UNANSWERED_MAX = 3
 
 
@@ -46,7 +48,7 @@ class Commit:
     key: str | None
     created_ms: int | None = None
     epoch: int | None = None
-    #: Not part of its `repr`: there may be thousands.
+    #: Not in the `repr`: there may be thousands.
     parts: tuple[Part, ...] = field(default=(), repr=False)
     tombstoned: tuple[Part, ...] = field(default=(), repr=False)
     #: The transaction (idempotency key) had been committed before, and nothing was added now.
@@ -118,38 +120,37 @@ def append(handle: Handle, markers: Sequence[Marker], schema: Mapping[str, str],
     Raises CommitTimedOut, CommitStateUnknown and the store's errors.
     """
     check_clock(handle, markers, oldest_part_ms)
-    t_ms, unanswered = handle.last_append_ms, 0
+    unanswered = 0
     for _ in range(APPEND_ATTEMPTS_MAX):
-        t_ms = max(handle.clock.now_ms(), t_ms + 1)
+        t_ms = handle.cache.next_append_ms(handle.clock.now_ms())
         check_age(handle, oldest_part_ms)
         made = tuple(msgspec.structs.replace(m, created_ms=t_ms) for m in markers)
         file = LogFile(t_ms, dict(schema), made, operation="insert")
         key = handle.keys.log_file(t_ms, merged=False, writer=handle.writer)
         body = encode(file)
         if handle.clock.now_ms() - t_ms > handle.timing.commit_timeout_ms:
-            continue  # this process was suspended, and readers rely on it that no commit of that time appears any more
+            continue  # suspended for so long that readers assume that no commit of that time can appear any more
         try:
             outcome = put_if_absent(handle.store, key, body)
         except StoreUnavailable as error:
             raise uncertain(handle, key) from error
         if outcome is PutOutcome.CREATED:
-            handle.last_append_ms = t_ms
             return report(handle, key, file, tombstoned=())
-        # Another append of this handle took the key in the same millisecond, or the put was not answered and did not
-        # land. It cannot land any more. If it does, it names the same parts with another timestamp.
+        # Another append of this handle took the key in the same millisecond, or an unanswered put has not landed.
+        # If it lands later, it names the same parts with another timestamp.
         unanswered += outcome is PutOutcome.NOT_FOUND
         late = handle.clock.now_ms() - t_ms > handle.timing.grace_ms
         if outcome is PutOutcome.NOT_FOUND and (late or unanswered == UNANSWERED_MAX):
             raise uncertain(handle, key)
     raise CommitConflict(
-        f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Nothing was published. Retry it."
+        f"{handle.table}: {APPEND_ATTEMPTS_MAX} log file names in a row were taken. Nothing was published. Retry."
     )
 
 
 def check_clock(handle: Handle, markers: Sequence[Marker], oldest_part_ms: int) -> None:
-    """Check the clock once per handle, by a new part. If it is wrong, delete all parts and raise ClockSkew."""
+    """Compare the clock with a new part's time, once per handle. Before raising ClockSkew, delete all parts."""
     try:
-        handle.check_clock(markers[0].key, put_after_ms=oldest_part_ms)
+        handle.checks.check_clock(markers[0].key, put_after_ms=oldest_part_ms)
     except ClockSkew:
         discard(handle.store, [m.key for m in markers])
         raise
@@ -166,7 +167,7 @@ def check_age(handle: Handle, oldest_part_ms: int | None) -> None:
         return
     handle.learn_changed_times()
     age_ms = handle.clock.now_ms() - oldest_part_ms
-    if age_ms > handle.part_timeout_ms(oldest_part_ms):
+    if age_ms > handle.times.part_timeout_ms(oldest_part_ms):
         raise CommitTimedOut(
             f"{handle.table}: the parts were written {age_ms / 60_000:,.1f} minutes ago and are not published any "
             "more: an orphan sweep may have deleted them. Write the batch again, in smaller pieces."

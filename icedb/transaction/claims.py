@@ -1,7 +1,7 @@
 """The claims in the store, and the parts that their log files would name.
 
 An undecided claim may become a log file at any moment, so its parts must not be deleted. An object that cannot be read
-as a claim may also name parts. It is reported, and a program that deletes unnamed parts stops there.
+as a claim may also name parts. It is reported, and no program deletes unnamed parts while it exists.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from icedb.format.records import LogFile
 from icedb.storage.obstore_store import StoredObject
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["Claims", "FoundClaim", "read_claims"]
+__all__ = ["Claims", "StoredClaim", "read_claims"]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundClaim:
+class StoredClaim:
     """A claim in the store. `epoch` is the epoch that it decides, or None for the claim of a transaction."""
 
     key: str
@@ -36,7 +36,7 @@ class FoundClaim:
 class Claims:
     """All objects below the claims' prefix. `damaged` are unreadable claims, and objects of unknown kinds."""
 
-    found: tuple[FoundClaim, ...]
+    decoded: tuple[StoredClaim, ...]
     damaged: tuple[CorruptLog, ...]
     pins: tuple[str, ...]
 
@@ -46,21 +46,21 @@ def read_claims(handle: Handle) -> Claims:
     listed = [info for info in handle.store.list(handle.keys.claims_prefix) if info.key != handle.keys.probe]
     keys = [info.key for info in listed if not info.is_link]
     pins = [k for k in keys if handle.keys.parse_pin(k) is not None]
-    found: list[FoundClaim] = []
+    decoded: list[StoredClaim] = []
     damaged = [_damaged(info.key, "it is a symbolic link") for info in listed if info.is_link]
     for key, stored in handle.store.get_many([k for k in keys if k not in pins]).items():
         try:
-            found.append(_decode(key, stored, handle.keys))
+            decoded.append(_decode(key, stored, handle.keys))
         except CorruptLog as error:
             damaged.append(error)
-    return Claims(tuple(found), tuple(damaged), tuple(pins))
+    return Claims(tuple(decoded), tuple(damaged), tuple(pins))
 
 
-def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
+def _decode(key: str, stored: StoredObject, keys: Keys) -> StoredClaim:
     epoch = keys.parse_epoch_claim(key)
     if epoch is None and not keys.is_txn_claim(key):
         raise CorruptLog(
-            f"'{key}' lies among the claims and is none that this version knows. It may name parts that nothing else "
+            f"'{key}' lies among the claims, but this version does not know it. It may name parts that nothing else "
             "names: no unnamed part is deleted while it exists. Move it elsewhere if no program of yours needs it.",
             key=key,
         )
@@ -72,7 +72,7 @@ def _decode(key: str, stored: StoredObject, keys: Keys) -> FoundClaim:
         raise _damaged(key, str(error)) from None
     if epoch is not None and {file.epoch, name.epoch} != {epoch}:
         raise _damaged(key, f"it holds epoch {file.epoch} for '{claim.key}'")
-    return FoundClaim(key, epoch, claim.key, file, stored.stored_ms)
+    return StoredClaim(key, epoch, claim.key, file, stored.stored_ms)
 
 
 def _damaged(key: str, reason: str) -> CorruptLog:

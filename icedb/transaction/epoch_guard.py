@@ -1,8 +1,8 @@
 """Detection of log changes by programs that take no claims, before a commit builds upon them.
 
 Epochs only rise, and a claim is created only for the epoch after the head. So a log has lost log files of exclusive
-commits if its head is older than a claim, or than a head that was read before. An IceDB v3 program's merge or cleanup
-causes this, which must not run on a table that has epochs, or a person.
+commits if its head is older than a claim, or than a head that was read before. The cause is a
+person, or a merge or cleanup of IceDB v3, which must not run on a table that has epochs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def refuse_foreign(handle: Handle, state: TableState, newest_epoch: int) -> None
         raise foreign_maintenance(handle, state.epoch + 1)
     if state.epoch == 0 and state.files and claims_beyond(handle, 1) and handle.read(fresh=True).epoch == 0:
         raise foreign_maintenance(handle, 1)
-    handle.newest_epoch = max(state.epoch, handle.newest_epoch)
+    handle.cache.learn_epoch(state.epoch)
 
 
 def claims_beyond(handle: Handle, epoch: int) -> bool:

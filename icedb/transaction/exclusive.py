@@ -1,9 +1,9 @@
 """Exclusive commits: all commits that tombstone parts or log files, record a spec, or add a column.
 
 An exclusive commit takes the claim of the next epoch, lists again to check that the epoch is not decided yet, and
-publishes the content of the claim, its own or another's. So exclusive commits form one line, decided by the store. A
-crash at any point leaves nothing visible, or a claim. The next exclusive commit completes that claim, or voids it if it
-is old. A writer that lost is rebased on the commit that came first. docs/format.md, "Commits", has the reasons.
+publishes the content of the claim, its own or another's. So the store puts exclusive commits in sequence. A crash at
+any point leaves nothing visible, or a claim. The next exclusive commit completes that claim, or voids it if it is old.
+A commit that lost is rebased on the commit that came first. docs/format.md, "Commits", has the reasons.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CommitOperation(Protocol):
 
 @dataclass(slots=True)
 class _ClaimAttempts:
-    """The log files that this operation, or others for it, may have published on an earlier attempt."""
+    """The log files of earlier attempts, which this operation or another writer may have published."""
 
     keys: list[str] = field(default_factory=list)
     epoch: int = 0
@@ -141,7 +141,7 @@ def commit_exclusive(handle: Handle, operation: CommitOperation) -> Commit:
 
 def _attempt(handle: Handle, operation: CommitOperation, tried: _ClaimAttempts) -> Commit | None:
     """Try to commit the next epoch. Returns None if another writer took it and the operation must be rebased."""
-    started_ms, newest_epoch = handle.clock.now_ms(), handle.newest_epoch
+    started_ms, newest_epoch = handle.clock.now_ms(), handle.cache.newest_epoch
     state = handle.read(everything=operation.reads_everything, fresh=True)
     committed = _reconcile_own_claims(handle, state, operation, tried)
     if committed is not None:
@@ -220,7 +220,7 @@ def _finish(handle: Handle, state: TableState, draft: CommitDraft, epoch: int) -
 def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: _ClaimAttempts) -> EpochClaim | None:
     """Return the claim that decides this epoch, ours or another's, or None if the caller must read the log again."""
     key = handle.keys.epoch_claim(epoch)
-    tried.add(own.key, epoch, own.t)  # before the put: unanswered, it may still have been taken
+    tried.add(own.key, epoch, own.t)  # before the put, because an unanswered put may succeed
     try:
         if put_if_absent(handle.store, key, msgspec.json.encode(own)) is PutOutcome.CREATED:
             return own
@@ -274,7 +274,7 @@ def _publish_claim(
         return False
     if not mine or decode(published, claim.key, handle.keys).void:
         return False
-    # If it took longer, the key may have been void, replaced and deleted before our put. Only the log can tell.
+    # If this took longer, our put may have come after a void that was replaced and deleted. Only the log shows that.
     return handle.clock.now_ms() - started_ms <= handle.timing.commit_timeout_ms
 
 
@@ -290,7 +290,7 @@ def _check_clock(
 ) -> None:
     """Compare the clocks by the claim that was just created. If this clock is wrong, void the claim."""
     try:
-        handle.check_clock(handle.keys.epoch_claim(epoch), put_after_ms=before_ms)
+        handle.checks.check_clock(handle.keys.epoch_claim(epoch), put_after_ms=before_ms)
     except (ObjectNotFound, StoreUnavailable):
         return  # the epoch is decided, as the second listing will show, or the next commit compares the clocks
     except ClockSkew:
@@ -338,7 +338,7 @@ def _find_own(handle: Handle, state: TableState, operation: CommitOperation, tri
         stored = state.files.get(key) or (handle.log.fetch(key) if key in state.listed_ms else None)
         if stored is None or stored.file.void:
             continue
-        # Otherwise it was replaced. Or, if late, our put came after a void that was replaced and deleted.
+        # Otherwise it was replaced, or our late put came after a void that was replaced and deleted.
         if counts or not (late or operation.outputs):
             return _own(handle, key, stored.file)
     named = [state.parts[k] for k in operation.outputs if k in state.parts]
@@ -353,5 +353,5 @@ def _find_own(handle: Handle, state: TableState, operation: CommitOperation, tri
 
 
 def _own(handle: Handle, key: str, file: LogFile) -> Commit:
-    handle.learn_schema(file.schema)
+    handle.cache.learn_columns(file.schema)
     return report(handle, key, file, tombstoned=[m for m in file.markers if m.tombstoned_ms == file.t_ms])

@@ -38,7 +38,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.util.durations import duration_text
 from icedb.writer.part_writer import WrittenParts, discard
 
-__all__ = ["Txn", "append_once", "check_txn", "is_recorded", "repeated"]
+__all__ = ["SEQUENCE_MAX", "Txn", "append_once", "check_txn", "is_recorded", "repeated"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ Txn = tuple[str, int]
 
 
 def check_txn(txn: object, *, table: str) -> Txn:
-    """Raise InvalidOption unless it is `(application, sequence)`."""
+    """Raise InvalidOption unless `txn` is `(application, sequence)`."""
     match txn:
         case (str(application), int(sequence)) if (
             application.strip()
@@ -68,7 +68,7 @@ def check_txn(txn: object, *, table: str) -> Txn:
 
 
 def is_recorded(state: TableState, txn: Txn) -> bool:
-    """Whether the log says that this sequence, or a later one of the application, was committed."""
+    """Whether the log records this sequence, or a later one of the application, as committed."""
     application, sequence = txn
     return state.txn.get(application, (-1, 0))[0] >= sequence
 
@@ -113,7 +113,7 @@ def append_once(handle: Handle, written: WrittenParts, txn: Txn) -> Commit:
 
 
 def _attempt(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -> Commit | None:
-    """Return the commit, or None if the caller must try again. Raises _ClaimRejected if the next generation decides."""
+    """Return the commit, or None if the caller must try again. Raises _ClaimRejected if another claim must decide."""
     own = _plan(handle, written, txn, generation)
     claim = _take(handle, own)
     if claim is None:
@@ -136,14 +136,15 @@ def _attempt(handle: Handle, written: WrittenParts, txn: Txn, generation: int) -
     if not ours:
         discard(handle.store, [m.key for m in written.markers])
         return repeated(handle)
-    handle.learn_schema(file.schema)
+    handle.cache.learn_columns(file.schema)
     return commit
 
 
 class _ClaimRejected(Exception):
     """The content of a claim can never be published: every writer that reads the log rejects it.
 
-    The claim stays, because a deletion could hit another writer's claim by then. The next generation takes its place.
+    The claim stays, because a deletion could hit another writer's claim by then. A claim of the next
+    generation, under another key, decides instead.
     """
 
     def __init__(self, reason: InvalidRequestError | CommitTimedOut) -> None:
@@ -188,7 +189,7 @@ def _take(handle: Handle, own: TxnClaim) -> TxnClaim | None:
 
 
 def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: TableState, *, read_ms: int) -> Commit | None:
-    """Publish the claim's content. Returns None if the caller must try again. `state` was read since `read_ms`."""
+    """Publish the claim's content. Returns None if the caller must try again. `state` was read after `read_ms`."""
     try:  # the table may have another column of that name since the claim was made
         check_columns(file.schema, state.schema, table=handle.table)
     except InvalidRequestError as error:
@@ -220,7 +221,7 @@ def _publish(handle: Handle, claim: TxnClaim, file: LogFile, state: TableState, 
 
 
 def _lost_part(handle: Handle, file: LogFile) -> str | None:
-    """Return a missing part of an old claim. It was committed, merged and cleaned up before the log forgot it."""
+    """Return a missing part of an old claim. Cleanup deleted it after a merge, before the log forgot the claim."""
     for marker in file.markers:
         try:
             handle.store.head(marker.key)
@@ -269,7 +270,7 @@ def _settled(handle: Handle, state: TableState, written: WrittenParts, *, claime
         if not claimed:
             discard(handle.store, [m.key for m in written.markers])
         return repeated(handle)
-    handle.learn_schema(written.schema)
+    handle.cache.learn_columns(written.schema)
     key = state.parts_named[named[0].key].by[0]
     commit = report(handle, key, LogFile(named[0].created_ms, {}), tombstoned=())
     return replace(commit, parts=tuple(handle.part(m) for m in named))

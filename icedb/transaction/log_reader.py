@@ -18,8 +18,9 @@ from icedb.format.codec import decode
 from icedb.format.keys import Keys, LogName
 from icedb.format.log_schema import TypeName
 from icedb.format.replay import StoredLogFile, TableState, ignored_by, replay
-from icedb.format.timing import EarlierTiming, Timing, timing_at
+from icedb.format.timing import timing_at
 from icedb.storage.obstore_store import ObjectStore
+from icedb.transaction.current_spec import TableTimes
 from icedb.util.clock import Clock, SystemClock
 
 __all__ = ["LogReader"]
@@ -49,14 +50,14 @@ class LogReader:
         keys: Keys,
         *,
         clock: Clock | None = None,
-        timing: Timing | None = None,
+        times: TableTimes | None = None,
         type_name: TypeName = str,
         tolerant: bool = False,
     ) -> None:
         self._store = store
         self._keys = keys
         self._clock = clock or SystemClock()
-        self._times: tuple[Timing, tuple[EarlierTiming, ...]] = (timing or Timing(), ())
+        self._times = times or TableTimes()
         self._type_name = type_name
         self._tolerant = tolerant
         self._seen: dict[str, StoredLogFile] = {}
@@ -88,10 +89,6 @@ class LogReader:
             f"({torn}). Retry the call. If it fails again, another program deletes log files that it did not write: "
             "run verify for details."
         )
-
-    def learn_timing(self, timing: Timing, earlier: tuple[EarlierTiming, ...]) -> None:
-        """Use these times from the next listing on; see `timing.timing_at`."""
-        self._times = timing, earlier
 
     def list_after(self, key: str | None) -> list[str]:
         """Return the keys of the log files after `key`, in order. Costs one LIST."""
@@ -131,15 +128,15 @@ class LogReader:
         """Return the key before which nothing new can appear, or None to list the whole log.
 
         Log files that were replaced since the last listing are ignored, because a log tombstone names them. Tombstones
-        are kept for `late_ms`, so a whole listing is due well before that, by the spec's own times. Of a time that was
+        are kept for `late_ms`, so a whole listing is due well before that, by the spec's own times. If a time was
         shortened, the shorter one is safe. A log without epochs may be maintained by programs that replace files.
         """
-        (timing, earlier), last = self._times, self._last
+        spec, last = self._times.spec, self._last
         if last.whole_at_ms is None or not any(f.file.epoch for f in self._seen.values()):
             return None
-        if not 0 <= now_ms - last.whole_at_ms <= min(timing.grace_ms, timing.late_ms // 2):
+        if not 0 <= now_ms - last.whole_at_ms <= min(spec.timing.grace_ms, spec.timing.late_ms // 2):
             return None
-        late_ms = timing_at(timing, earlier, now_ms).late_publication_ms
+        late_ms = timing_at(spec.timing, spec.earlier_timing, now_ms).late_publication_ms
         # Use the store's clock too: this clock may be hours ahead, and a reader cannot notice that otherwise.
         newest_ms = max(last.stored_ms.values(), default=0)
         since_ms = max(0, min(last.at_ms, now_ms, newest_ms) - late_ms)
@@ -160,10 +157,10 @@ class LogReader:
         """Return the state, or if the listing is torn, a description of what it lacks."""
         listed_ms = listing.stored_ms
         names = {key: self._keys.parse_log_file(key) for key in listed_ms}
-        found = self._find(names, listed_ms, everything=everything)
-        torn = self._torn(found, names, everything=everything)
+        files = self._find(names, listed_ms, everything=everything)
+        torn = self._torn(files, names, everything=everything)
         return torn or replay(
-            found.values(),
+            files.values(),
             table=self._store.location.uri,
             listed_ms=listed_ms,
             type_name=self._type_name,
@@ -177,34 +174,34 @@ class LogReader:
         self, names: Mapping[str, LogName], listed_ms: Mapping[str, int], *, everything: bool
     ) -> dict[str, StoredLogFile]:
         """Fetch the log files that count (or all), as far as they exist."""
-        found = self._head(names, listed_ms)
-        head, live_epochs, _ = self._ignored(found)
+        files = self._head(names, listed_ms)
+        head, live_epochs, _ = self._ignored(files)
         unread = frozenset() if everything else _unread(names, head, live_epochs)
-        found |= self._fetch((k for k, n in names.items() if n.epoch is not None and k not in unread), listed_ms)
-        _, _, ignored = self._ignored(found)
-        return found | self._fetch(
+        files |= self._fetch((k for k, n in names.items() if n.epoch is not None and k not in unread), listed_ms)
+        _, _, ignored = self._ignored(files)
+        return files | self._fetch(
             (k for k in names if k not in unread and (everything or k not in ignored)), listed_ms
         )
 
-    def _torn(self, found: Mapping[str, StoredLogFile], names: Mapping[str, LogName], *, everything: bool) -> str:
+    def _torn(self, files: Mapping[str, StoredLogFile], names: Mapping[str, LogName], *, everything: bool) -> str:
         """Describe the log files that the listing lacks. Empty if the listing is not torn."""
-        head, live_epochs, ignored = self._ignored(found)
+        head, live_epochs, ignored = self._ignored(files)
         unread = frozenset() if everything else _unread(names, head, live_epochs)
-        gone = names.keys() - found.keys() - ignored - unread
-        unlisted = live_epochs - {f.file.epoch for f in found.values()}
+        gone = names.keys() - files.keys() - ignored - unread
+        unlisted = live_epochs - {f.file.epoch for f in files.values()}
         return f"gone: {sorted(gone)}; live epochs that are missing: {sorted(unlisted)}" if gone or unlisted else ""
 
     def _head(self, names: Mapping[str, LogName], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
-        """Fetch the log file of the newest epoch, and those whose names announce a newer one but that hold none."""
-        found: dict[str, StoredLogFile] = {}
+        """Fetch the log file of the newest epoch, and those that only by their names have a newer one."""
+        files: dict[str, StoredLogFile] = {}
         for epoch in sorted({n.epoch for n in names.values() if n.epoch is not None}, reverse=True):
-            found |= self._fetch((k for k, n in names.items() if n.epoch == epoch), listed_ms)
-            if any(f.file.epoch is not None for f in found.values()):
+            files |= self._fetch((k for k, n in names.items() if n.epoch == epoch), listed_ms)
+            if any(f.file.epoch is not None for f in files.values()):
                 break
-        return found
+        return files
 
-    def _ignored(self, found: Mapping[str, StoredLogFile]) -> tuple[int, frozenset[int], frozenset[str]]:
-        return ignored_by({k: f.file for k, f in found.items()}, self._store.location.uri)
+    def _ignored(self, files: Mapping[str, StoredLogFile]) -> tuple[int, frozenset[int], frozenset[str]]:
+        return ignored_by({k: f.file for k, f in files.items()}, self._store.location.uri)
 
     def _fetch(self, keys: Iterable[str], listed_ms: Mapping[str, int]) -> dict[str, StoredLogFile]:
         wanted = list(keys)
@@ -218,7 +215,7 @@ class LogReader:
 
 
 def _unread(names: Mapping[str, LogName], head: int, live_epochs: frozenset[int]) -> frozenset[str]:
-    """Return log files of epochs before the head's that no longer count. Only names that are surely ours count."""
+    """Return log files of epochs before the head's that no longer count, if their names are certainly ours."""
     return frozenset(
         k for k, n in names.items() if n.is_ours and (n.epoch or head) < head and n.epoch not in live_epochs
     )

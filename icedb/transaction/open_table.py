@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,13 +15,14 @@ from icedb.format.table_spec import TableSpec, decode_spec, encode_spec
 from icedb.format.timing import Timing, timing_differences
 from icedb.sql.partition_expressions import path_value_types
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore, some_below
+from icedb.transaction.current_spec import damaged_spec
 from icedb.transaction.separate_log import claim_log_store, find_log_owner, find_log_store, refuse_log_of_another
-from icedb.transaction.table_handle import Fencing, Handle, damaged_spec
+from icedb.transaction.table_handle import Fencing, Handle
 from icedb.transaction.table_place import check_address
 from icedb.util.clock import Clock
 from icedb.writer.spec_validation import check_stored_spec, checked_spec
 
-__all__ = ["create_handle", "is_lost", "one_line", "open_sibling", "open_handle", "quarantine_name"]
+__all__ = ["create_handle", "is_lost", "one_line", "open_handle", "open_sibling", "path_columns", "quarantine_name"]
 
 
 def open_handle(
@@ -41,18 +43,17 @@ def open_handle(
     try:
         body = store.get(location.keys.spec).body
     except ObjectNotFound:
-        adopted = _adopt(Handle(store, TableSpec(), fencing=fencing, clock=clock))
+        adopted = _adopt(Handle.of(store, TableSpec(), fencing=fencing, clock=clock))
         try:
             body = store.get(location.keys.spec).body  # another program may have created the table meanwhile
         except ObjectNotFound:
             return _checked_timing(adopted, timing)
     spec = decode_spec(body, table=location.uri, key=location.keys.spec)
     store = find_log_store(store, spec, log_storage_options)
-    handle = Handle(store, TableSpec(), fencing=fencing, clock=clock)
-    handle.stored_spec = one_line(body)
+    handle = Handle.of(store, TableSpec(), fencing=fencing, clock=clock)
     try:
         check_stored_spec(spec, table=handle.table)
-        handle = handle.with_spec(spec)
+        handle = replace(handle.with_spec(spec), stored_spec=one_line(body))
     except InvalidRequestError as error:  # another program may have written it
         raise damaged_spec(handle.table, handle.keys.spec, error) from None
     return _checked_timing(handle, timing)
@@ -82,11 +83,11 @@ def _adopt(handle: Handle) -> Handle:
     except SchemaConflict:
         return handle  # only `repair_types` can use it. Afterwards it is opened again
     if not state.listed_ms:
-        # Another program may have created the table since its spec was looked for.
+        # Another program may have created the table since the first look-up of its spec.
         if (parts := some_below(handle.store, handle.keys.data_prefix)) and not _has_spec(handle):
             raise CorruptLog(
-                f"{handle.table}: '{handle.keys.spec}' is missing, and neither a log nor a spec says what the files "
-                f"below '_data/' are ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "
+                f"{handle.table}: '{handle.keys.spec}' is missing, and no log and no spec describes the files "
+                f"below '_data/' ('{parts[0].key}'). If this table has a log_uri, restore '_table.json' from a "
                 "backup: it has the address of the log. If another program wrote the files, create a table over them "
                 "with Table.create_from_files.",
                 key=handle.keys.spec,
@@ -131,12 +132,11 @@ def _read_only(handle: Handle, state: TableState) -> Handle:
         handle = handle.with_spec(recorded)
     else:
         handle = handle.with_spec(TableSpec(path_columns=_path_columns(handle, state)))
-    handle.spec_is_lost = True
-    return handle
+    return replace(handle, spec_is_lost=True)
 
 
 def _path_columns(handle: Handle, state: TableState) -> dict[str, str]:
-    """Return the path columns of the newest part; none if a data column has such a name, which batches must have."""
+    """Return the path columns of the newest part; none if a data column has such a name."""
     live = sorted(state.live, key=lambda m: (m.created_ms, m.key))
     if not live:
         return {}
@@ -176,7 +176,7 @@ def create_handle(
     """
     spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
     spec = checked_spec(spec, table=store.location.uri)  # rejects an invalid spec before anything is written
-    handle = Handle(store, spec, fencing=fencing, clock=clock)
+    handle = Handle.of(store, spec, fencing=fencing, clock=clock)
     check_address(handle)
     _refuse_leftovers(handle, over_files=over_files)
     if dry_run:

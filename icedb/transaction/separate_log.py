@@ -1,7 +1,7 @@
 """Logs in a separate store: their owner, and whether they exist.
 
 A missing log looks like the log of an empty table, and a log that two tables share would give each the rows of the
-other. So the probe object below the claims' prefix names the owner of the log, and no such table opens without it.
+other. So the probe object below the claims' prefix names the owner of the log, and the table does not open without it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def claim_log(handle: Handle) -> None:
     log = handle.location.log
     if log is None:
         return
-    body = _whose(handle.table)
+    body = _owner_body(handle.table)
     try:
         handle.store.create(handle.keys.probe, body)
     except ObjectExists:
         if handle.store.get(handle.keys.probe).body != body:
             raise TableExists(
-                f"{handle.table}: '{log.uri}' holds the log of another table ('{handle.keys.probe}' says which). Give "
+                f"{handle.table}: '{log.uri}' holds the log of another table ('{handle.keys.probe}' names it). Give "
                 "each table a log_uri of its own."
             ) from None
 
@@ -106,7 +106,7 @@ def check_log_owner(store: ObjectStore) -> None:
     if log is None:
         return
     try:
-        probe = store.get(key)  # not HEAD, whose response does not tell that the bucket is missing
+        probe = store.get(key)  # not HEAD, whose response does not reveal that the bucket is missing
     except ObjectNotFound:
         raise CorruptLog(
             f"{table}: its log should be at '{log.uri}', but nothing of it is there "
@@ -114,9 +114,9 @@ def check_log_owner(store: ObjectStore) -> None:
             "log_storage_options that lead to its store.",
             key=key,
         ) from None
-    if probe.body != _whose(table):
+    if probe.body != _owner_body(table):
         raise CorruptLog(
-            f"{table}: '{log.uri}' holds the log of another table ('{key}' says which). With it, all "
+            f"{table}: '{log.uri}' holds the log of another table ('{key}' names it). With it, all "
             "parts would look like orphans. Mount the right folder, or give log_storage_options that lead to it.",
             key=key,
         )
@@ -132,7 +132,9 @@ def find_log_owner(store: ObjectStore) -> Location | None:
     try:
         owner = msgspec.json.decode(body, type=_Probe).table
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptLog(f"{store.location.uri}: '{key}' does not say whose log this is ({error}).", key=key) from None
+        raise CorruptLog(
+            f"{store.location.uri}: '{key}' does not name the owner of the log ({error}).", key=key
+        ) from None
     return parse_location(owner) if owner else None
 
 
@@ -140,5 +142,5 @@ class _Probe(msgspec.Struct):
     table: str = ""
 
 
-def _whose(table: str) -> bytes:
+def _owner_body(table: str) -> bytes:
     return msgspec.json.encode({"table": table})

@@ -17,7 +17,15 @@ from icedb.storage.location import Location
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, some_below
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["below_other_tables", "check_address", "foreign_roots", "is_below", "is_table", "locations_above"]
+__all__ = [
+    "RESERVED",
+    "below_other_tables",
+    "check_address",
+    "foreign_roots",
+    "is_below",
+    "is_table",
+    "locations_above",
+]
 
 #: Folders of a table that belong to the table, or to programs that read it in another format.
 RESERVED = frozenset({"_data", "_log", "_claims", "_delta_log", "metadata"})
@@ -38,7 +46,7 @@ def locations_above(location: Location) -> Iterator[Location]:
 
 
 def check_address(handle: Handle) -> None:
-    """Raise InvalidURI for an address, or a log's, that belongs to another table or lies in one of its folders."""
+    """Raise InvalidURI if the address of the table or its log is another table's, or lies in a folder of one."""
     for location in (handle.location, handle.location.log):
         for above in locations_above(location) if location is not None else ():
             if location is not None and is_table(handle.store.sibling(above)):

@@ -6,6 +6,9 @@ Python's own TypeError.
 
 `checks_arguments` decorates a class or a function. It checks the types that annotations name: texts, numbers, times,
 literals, and lists and mappings of them. Parameters that take anything (`Rows`) are checked by the call itself.
+
+Options that several calls share are a TypedDict, and the calls have `**options: Unpack[...]`. In the signature of the
+decorated call, which `help` prints, each of them is a parameter with the default None.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from icedb.errors import InvalidArgument, InvalidOption, InvalidURI
 
@@ -69,12 +72,14 @@ def checks_arguments(target: T) -> T:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(function)
+    declared = inspect.signature(function)
+    options_class = _options_class(function, declared)
+    signature = _expanded(declared, options_class)
     types: dict[str, _Type | None] = {}
 
     def check(arguments: Mapping[str, object]) -> None:
         if not types:
-            types.update(_types_of(function, signature))
+            types.update(_types_of(function, signature, options_class))
         for name, value in arguments.items():
             type_ = types.get(name)
             if type_ is None or value is signature.parameters[name].default:
@@ -100,7 +105,35 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
         check(signature.bind(*args, **options).arguments)
         return await function(*args, **options)
 
-    return call_async if inspect.iscoroutinefunction(function) else call
+    checked: Callable[..., Any] = call_async if inspect.iscoroutinefunction(function) else call
+    vars(checked)["__signature__"] = signature
+    return checked
+
+
+def _options_class(function: Callable[..., Any], signature: inspect.Signature) -> type | None:
+    """Return the TypedDict of a function with `**options: Unpack[...]`."""
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        if parameter.kind is parameter.VAR_KEYWORD and isinstance(annotation, str) and annotation.startswith("Unpack["):
+            annotation = eval(annotation, vars(sys.modules[function.__module__]))  # noqa: S307  of this library
+        if get_origin(annotation) is Unpack:
+            options_class: type = get_args(annotation)[0]
+            return options_class
+    return None
+
+
+def _expanded(signature: inspect.Signature, options_class: type | None) -> inspect.Signature:
+    """Replace the parameter `**options` of a signature by a parameter for each key of the TypedDict."""
+    if options_class is None:
+        return signature
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(name, keyword, default=None, annotation=getattr(annotation, "__forward_arg__", annotation))
+        for name, annotation in options_class.__annotations__.items()
+    ]
+    *own, _ = signature.parameters.values()
+    parameters = [*(p for p in own if p.kind is not keyword), *shared, *(p for p in own if p.kind is keyword)]
+    return signature.replace(parameters=parameters)
 
 
 def _where(function: Callable[..., Any], arguments: Mapping[str, object]) -> str:
@@ -162,11 +195,17 @@ def _check_texts(value: Any, name: str, where: Callable[[], str]) -> None:
 # ------------------------------------------------------------------------------------------------ annotations
 
 
-def _types_of(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, _Type | None]:
+def _types_of(
+    function: Callable[..., Any], signature: inspect.Signature, options_class: type | None
+) -> dict[str, _Type | None]:
     """Return parameter -> type; None if it is not checked: `self`, and annotations that do not exist at runtime."""
     names = vars(sys.modules[function.__module__])
     types: dict[str, _Type | None] = {"": None}
+    shared = {} if options_class is None else get_type_hints(options_class)
+    types.update({name: _type_of(annotation) for name, annotation in shared.items()})
     for name, parameter in signature.parameters.items():
+        if name in shared:
+            continue
         annotation = parameter.annotation
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or annotation is parameter.empty:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import overload
 
 from icedb.errors import InvalidOption
 
@@ -19,8 +20,14 @@ TIME_MS_MAX = 253_402_214_400_000
 COUNT_MAX = 2**53 - 1
 
 
-def as_of_ms(as_of: AsOf, *, name: str = "as_of") -> int:
+@overload
+def as_of_ms(as_of: AsOf, *, name: str = ...) -> int: ...
+@overload
+def as_of_ms(as_of: None, *, name: str = ...) -> None: ...
+def as_of_ms(as_of: AsOf | None, *, name: str = "as_of") -> int | None:
     """Convert a point in time to unix milliseconds. Raises InvalidOption for a naive datetime, and for seconds."""
+    if as_of is None:
+        return None
     if isinstance(as_of, datetime):
         if as_of.tzinfo is None:
             raise InvalidOption(f"{name} {as_of} has no timezone; give datetime(..., tzinfo=UTC) or unix milliseconds.")

@@ -1,11 +1,11 @@
-"""The API of IceDB v3: a program that was written for it runs on this library unchanged.
+"""The API of IceDB v3, for programs that were written for it.
 
     ice = IceDBv3(partition_function, sort_order, region, key, secret, endpoint, s3_client, "web-1", s3_use_path=True)
     ice.insert(rows); ice.merge(); ice.tombstone_cleanup(60_000)
 
-It is a thin facade: rows are staged, parts merged, and log files published by what `icedb.Table` stands on, and so
-under the same promises (docs/format.md). What a v3 program keeps in its source code (partition function, sort order,
-queries) stays there: the facade neither needs nor writes `_table.json`. What differs: docs/v3.md.
+It is a thin facade over the modules that `icedb.Table` uses, with the same guarantees (docs/format.md). The partition
+function, sort order and queries stay in the source code of the program: the facade neither needs nor writes
+`_table.json`. docs/v3.md lists the differences to v3.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from icedb.sources.open_source import open_batch
 from icedb.sql.connections import load_httpfs, quote_text, set_spill
 from icedb.storage.location import with_log
 from icedb.storage.obstore_store import ObjectNotFound, open_store, some_below
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit
+from icedb.transaction.current_spec import lost_spec
 from icedb.transaction.open_table import is_lost, one_line
 from icedb.transaction.separate_log import check_log_place, claim_log
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.transaction.table_place import check_address
 from icedb.util.arguments import checks_arguments
 from icedb.util.clock import SystemClock
@@ -47,28 +49,29 @@ from icedb.v3.v3_rules import (
     keep_raw_paths,
     plan_v3_merge,
     rewrite_text,
-    seeing_path,
     stored_paths,
+    with_path_columns,
 )
 from icedb.writer.batch_loader import PARTITION_COLUMN
 from icedb.writer.part_writer import put_parts
-from icedb.writer.staging import StagedBatch, stage_rows
+from icedb.writer.staged_batch import StagedBatch
+from icedb.writer.staging import stage_rows
 
 __all__ = ["CompressionCodec", "IceDBv3"]
 
-#: A row of a v3 program: a dict. Rows are checked one by one, so that the message has the number.
+#: A row of a v3 program: a dict. Each row is checked alone, so that a message has its number.
 Row = Any
 PartitionFunction = Callable[[Any], str]
 RowFormatter = Callable[[dict[str, Any]], dict[str, Any]]
 
-# Each lost attempt means that others merged or dropped the same parts meanwhile.
+# An attempt is lost if another program merged or dropped the same parts meanwhile.
 MERGE_ATTEMPTS_MAX = 5
-# Where rows would go of which only the columns are asked.
+# The partition of rows of which only the columns are computed.
 _ANY_PARTITION = "any"
 
 
 class CompressionCodec(Enum):
-    """How the columns of new parts are compressed."""
+    """The compression of the columns of new parts."""
 
     UNCOMPRESSED = "UNCOMPRESSED"
     SNAPPY = "SNAPPY"
@@ -77,12 +80,12 @@ class CompressionCodec(Enum):
 
 
 class InvalidCodec(InvalidOption, AttributeError):
-    """`compression_codec` is no CompressionCodec; v3 programs catch AttributeError."""
+    """The error of a `compression_codec` that is no CompressionCodec. v3 programs catch AttributeError."""
 
 
 @checks_arguments
 class IceDBv3:
-    """A table as programs of IceDB v3 use it. Safe to share between threads."""
+    """A table for programs of IceDB v3. Safe to share between threads."""
 
     def __init__(
         self,
@@ -107,10 +110,10 @@ class IceDBv3:
         partition_strategy: PartitionFunction | None = None,
         format_row: RowFormatter | None = None,
     ) -> None:
-        """See docs/v3.md for what each argument does. Makes no request.
+        """Open the table without a request. docs/v3.md describes the arguments.
 
         `partition_strategy` is another name of `partition_function`. `s3_region` to `s3_endpoint` and `s3_use_path` are
-        for `get_duckdb`; everything else goes through `s3_client`. Raises InvalidOption, InvalidURI.
+        for `get_duckdb`; all other requests use `s3_client`. Raises InvalidOption, InvalidURI.
         """
         if not isinstance(s3_client, S3Client):
             raise InvalidOption(f"s3_client is a {type(s3_client).__name__}: give an icedb.log.S3Client.")
@@ -138,7 +141,7 @@ class IceDBv3:
 
     @property
     def s3c(self) -> S3Client:
-        """The client, as programs call it that have one. Assigning it moves the log, too, if it is beside the parts."""
+        """The client of the parts. An assignment also moves the log, unless the log has its own client."""
         return self.data_s3c
 
     @s3c.setter
@@ -150,26 +153,26 @@ class IceDBv3:
     # ------------------------------------------------------------------------------------ rows in
 
     def get_schema(self, rows: Sequence[Row]) -> Schema:
-        """Columns and types that these rows have, or the answer of the insert query over them."""
-        opened = self._now()
-        # Where rows go, and in what order, makes no column.
+        """Return columns and types of these rows, or of the result of the insert query over them."""
+        opened = self._refresh()
+        # Partitions and sort order do not change the columns.
         handle = opened.handle.with_spec(msgspec.structs.replace(opened.handle.spec, sort_by=()))
         prepared = [self._with_partition(handle, n, row, _ANY_PARTITION) for n, row in enumerate(rows)]
-        with self._staged(handle, prepared, known={}) as stage:
+        with self._staged(handle, prepared, schema={}) as stage:
             return schema_of(stage.columns)
 
     def insert(self, rows: Sequence[Row]) -> list[FileMarker]:
         """Write rows as a part for each partition, in one log file. No row is modified.
 
-        A row's `_partition` chooses its partition, else the partition function does, before `format_row` and the insert
-        query see the row. Raises SchemaConflictException and InvalidRequestError errors before anything is visible;
-        CommitStateUnknown; the store's errors.
+        The partition is the row's `_partition`, else the result of the partition function, which runs before
+        `format_row` and the insert query. Raises SchemaConflictException and InvalidRequestError errors before anything
+        is visible; CommitStateUnknown; the store's errors.
         """
         handle = self._writable()
         with v3_conflicts():
             prepare(handle)
         prepared = [self._with_partition(handle, n, row, self._partition(handle, n, row)) for n, row in enumerate(rows)]
-        with self._staged(handle, prepared, known=handle.known_schema) as stage:
+        with self._staged(handle, prepared, schema=handle.known_schema) as stage:
             with v3_conflicts():
                 keep_raw_paths(handle, stage)
             written = put_parts(stage, store=handle.store, clock=handle.clock)
@@ -178,16 +181,16 @@ class IceDBv3:
         return [_file_marker(p) for p in commit.parts]
 
     @contextmanager
-    def _staged(self, handle: Handle, prepared: Sequence[Row], *, known: Mapping[str, str]) -> Iterator[StagedBatch]:
-        spec = handle.spec
-        context = dataclasses.replace(handle.write_context(), known_schema=dict(known), lenient=bool(spec.insert_query))
+    def _staged(self, handle: Handle, prepared: Sequence[Row], *, schema: Mapping[str, str]) -> Iterator[StagedBatch]:
+        own_query = bool(handle.spec.insert_query)
+        context = dataclasses.replace(handle.write_context(), known_schema=dict(schema), lenient=own_query)
         with (
             v3_conflicts(),
-            # A query makes the table's columns of others, which may have the same names.
+            # The input columns of an insert query may have the names of table columns.
             open_batch(
                 list(prepared),
                 location=handle.location,
-                table_columns={} if spec.insert_query else known,
+                table_columns={} if own_query else schema,
             ) as batch,
             stage_rows(context, batch) as stage,
         ):
@@ -206,25 +209,26 @@ class IceDBv3:
         return partition
 
     def _with_partition(self, handle: Handle, number: int, row: Row, partition: str) -> dict[str, Any]:
-        """A copy of the row, formatted, with its partition."""
+        """Return a formatted copy of the row, with its partition."""
         _check_row(handle, number, row)
-        made = dict(row) if self.format_row is None else self.format_row(copy.deepcopy(dict(row)))
-        if not isinstance(made, Mapping):
+        formatted = dict(row) if self.format_row is None else self.format_row(copy.deepcopy(dict(row)))
+        if not isinstance(formatted, Mapping):
             raise InvalidBatch(
-                f"{handle.table}: format_row made a {type(made).__name__} of row {number}. It must return a dict."
+                f"{handle.table}: format_row returned a {type(formatted).__name__} for row {number}. It must return a "
+                "dict."
             )
-        return {**made, PARTITION_COLUMN: partition}
+        return {**formatted, PARTITION_COLUMN: partition}
 
     # ------------------------------------------------------------------------------------ maintenance
 
     def merge(
         self, max_file_size: int = 10_000_000, max_file_count: int = 10, asc: bool = False
     ) -> tuple[str | None, FileMarker | None, str | None, list[FileMarker], LogMetadata | None]:
-        """Merge parts of one partition into one; `(None, None, None, [], None)` when there is nothing to merge.
+        """Merge parts of one partition into one. Return `(None, None, None, [], None)` if nothing can be merged.
 
-        The partition with the most parts that has something to merge (`asc`: with the fewest). Its smallest parts are
-        taken until they have `max_file_size` bytes, or are `max_file_count`. The new part is None when the merge query
-        left no row. Raises InvalidRequestError errors for a query that does not fit, MissingPart, CommitConflict,
+        The partition is the one with the most parts (`asc`: the fewest) of those that can be merged. Its smallest parts
+        are taken until they have `max_file_size` bytes or number `max_file_count`. The new part is None if the merge
+        query returned no row. Raises InvalidRequestError errors for an invalid query, MissingPart, CommitConflict,
         CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
@@ -238,24 +242,24 @@ class IceDBv3:
             if planned is None:
                 return None, None, None, [], None
             with v3_conflicts():
-                asking, plan = seeing_path(handle, planned.rewrite), MergePlan((planned.rewrite,), 0)
-                commit = carry_out(asking, state, plan, rewriter=planned.rewriter, lenient=True).commit
+                querying, plan = with_path_columns(handle, planned.rewrite), MergePlan((planned.rewrite,), 0)
+                commit = carry_out(querying, state, plan, rewriter=planned.rewriter, lenient=True).commit
             if commit.key is not None:
                 new = next(map(_file_marker, commit.parts), None)
-                named_in = sources(state)
-                merged = [_merged_marker(p, named_in.get(p.key)) for p in commit.tombstoned]
+                log_files = sources(state)
+                merged = [_merged_marker(p, log_files.get(p.key)) for p in commit.tombstoned]
                 return commit.key, new, planned.text, merged, _metadata(handle, commit)
         raise CommitConflict(
-            f"{handle.table}: others took the parts of {MERGE_ATTEMPTS_MAX} merges in a row. Nothing was published. "
-            "Try again when fewer programs maintain it."
+            f"{handle.table}: other programs replaced the parts of {MERGE_ATTEMPTS_MAX} merges in a row. Nothing was "
+            "published. Retry when fewer programs maintain the table."
         )
 
     def tombstone_cleanup(self, min_age_ms: int) -> tuple[list[str], list[str], list[str]]:
-        """Delete what was superseded that long ago: cleaned log files, deleted log files, deleted parts.
+        """Delete what was superseded before that age. Return cleaned log files, deleted log files and deleted parts.
 
-        Cleaned are the merged log files in whose place there is one now without the deleted parts. Below ten minutes
-        nothing else may use the table; then it repeats until nothing is old enough. Raises InvalidOption, CorruptLog,
-        CommitConflict, CommitStateUnknown, the store's errors.
+        Cleaned log files are merged ones that were replaced by one without the deleted parts. If the age is below ten
+        minutes, no other program may use the table, and the cleanup repeats until nothing is old enough. Raises
+        InvalidOption, CorruptLog, CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
         _check_number(handle, "min_age_ms", min_age_ms)
@@ -266,16 +270,16 @@ class IceDBv3:
         return list(cleaned), deleted, list(report.deleted_parts)
 
     def remove_inactive_parts(self, min_age_ms: int) -> tuple[list[str], list[str], list[str]]:
-        """Another name of `tombstone_cleanup`."""
+        """Call `tombstone_cleanup`, whose other name this is."""
         return self.tombstone_cleanup(min_age_ms)
 
     def remove_partitions(
         self, removal_func: Callable[[list[str]], Iterable[str]], max_files: int = 1000
     ) -> tuple[str | None, LogMetadata | None, int]:
-        """Drop the partitions that a function chooses of those with parts; log file, its first line, parts dropped.
+        """Drop the partitions that a function selects. Return the log file, its first line and the number of parts.
 
-        It stops after the partition with which `max_files` parts are reached. What is not among the partitions is
-        ignored. Raises CommitConflict, CommitStateUnknown, the store's errors.
+        It stops after the partition that reaches `max_files` parts. Unknown partitions are ignored. Raises
+        CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
         parts = [handle.part(m) for m in self._read(handle).live]
@@ -296,9 +300,9 @@ class IceDBv3:
     def rewrite_partition(
         self, target_partition: str, filter_query: str
     ) -> tuple[str | None, LogMetadata | None, list[str]]:
-        """Put the answer of a query over `_rows` in the place of a partition's rows; the parts that it replaced.
+        """Replace a partition's rows by the result of a query over `_rows`. Return the replaced parts.
 
-        `(None, None, [])` when there is no such partition. Raises InvalidQuery, SchemaConflictException,
+        Returns `(None, None, [])` if the partition does not exist. Raises InvalidQuery, SchemaConflictException,
         CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = self._writable()
@@ -311,11 +315,10 @@ class IceDBv3:
     # ------------------------------------------------------------------------------------ DuckDB
 
     def get_duckdb(self) -> duckdb.DuckDBPyConnection:
-        """A connection that reads the bucket: httpfs and the credentials. Raises StoreUnavailable, InvalidOption."""
+        """Return a connection with httpfs and the bucket's credentials. Raises StoreUnavailable, InvalidOption."""
         con = duckdb.connect(":memory:")
         set_spill(con, spill_path())
-        settings = {"extension_directory": self.duckdb_ext_dir}
-        _apply(con, settings)
+        _apply(con, {"extension_directory": self.duckdb_ext_dir})
         if self.max_threads is not None:
             con.execute(f"SET threads = {int(self.max_threads)}")
         load_httpfs(con)
@@ -324,13 +327,13 @@ class IceDBv3:
 
     def _s3_settings(self) -> dict[str, str | None]:
         location = self.data_s3c.location
-        found = location.credentials()
+        chain = location.credentials()
         scheme, _, host = (self.s3_endpoint or location.endpoint or "").rpartition("://")
         return {
             "s3_region": self.s3_region or location.region or "us-east-1",
-            "s3_access_key_id": self.s3_access_key or (found.access_key_id if found else None),
-            "s3_secret_access_key": self.s3_secret_key or (found.secret_access_key if found else None),
-            "s3_session_token": None if self.s3_access_key or not found else found.session_token,
+            "s3_access_key_id": self.s3_access_key or (chain.access_key_id if chain else None),
+            "s3_secret_access_key": self.s3_secret_key or (chain.secret_access_key if chain else None),
+            "s3_session_token": None if self.s3_access_key or not chain else chain.session_token,
             "s3_endpoint": host or None,
             "s3_use_ssl": "false" if scheme == "http" else None,
             "s3_url_style": "path" if self.s3_use_path else None,
@@ -339,7 +342,7 @@ class IceDBv3:
     # ------------------------------------------------------------------------------------ the table
 
     def _spec(self) -> TableSpec:
-        """How parts are stored, as the program has it by now."""
+        """Return the spec of the current attributes, which the program may have assigned."""
         for client in (self.data_s3c, self.log_s3c):
             if not isinstance(client, S3Client):
                 raise InvalidOption(f"data_s3c or log_s3c is a {type(client).__name__}: give an icedb.log.S3Client.")
@@ -354,12 +357,12 @@ class IceDBv3:
             insert_query=self.custom_insert_query or "",
             merge_query=self.custom_merge_query or "",
         )
-        # A query that cannot be is found when it is asked.
+        # The queries are checked when they run.
         check_spec(msgspec.structs.replace(spec, insert_query="", merge_query=""), table=table)
         return spec
 
-    def _now(self) -> _Opened:
-        """The table with what the program has assigned by now."""
+    def _refresh(self) -> _Opened:
+        """Return the table with the current attributes, which the program may have assigned."""
         opened, spec = self._opened, self._spec()
         if (opened.data, opened.log, opened.host) != (self.data_s3c, self.log_s3c, self.path_safe_hostname):
             opened = self._open(spec)
@@ -373,12 +376,11 @@ class IceDBv3:
         location = data.location
         if log is not data:
             location = with_log(location, log.location.uri, log.storage_options)
-        handle = Handle(open_store(location), spec, fixed_spec=True)
-        handle.writer = writer_of(host, SystemClock())
-        return _Opened(data, log, host, handle)
+        handle = Handle.of(open_store(location), spec, fixed_spec=True)
+        return _Opened(data, log, host, dataclasses.replace(handle, writer=writer_of(host, SystemClock())))
 
     def _writable(self) -> Handle:
-        opened = self._now()
+        opened = self._refresh()
         handle = opened.handle
         if not opened.log_is_ours:
             body = check_log_place(handle)
@@ -386,11 +388,10 @@ class IceDBv3:
                 check_address(handle)  # the first write makes the table
             claim_log(handle)
             if body is not None:
-                handle.stored_spec = one_line(body)
-            else:
-                handle.spec_is_lost = is_lost(self._read(handle), handle)
-                handle.check_spec()
-            self._opened = dataclasses.replace(opened, log_is_ours=True)
+                handle = dataclasses.replace(handle, stored_spec=one_line(body))
+            elif is_lost(self._read(handle), handle):
+                raise lost_spec(handle.table, handle.keys.spec)
+            self._opened = dataclasses.replace(opened, handle=handle, log_is_ours=True)
         handle.check_writable()
         return handle
 
@@ -401,7 +402,7 @@ class IceDBv3:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Opened:
-    """An open table and its purpose. `log_is_ours`: no other table has its log at that place."""
+    """An open table and its clients. `log_is_ours` is True once no other table can have its log there."""
 
     data: S3Client
     log: S3Client
@@ -420,10 +421,10 @@ def _check_number(handle: Handle, name: str, value: object) -> None:
         raise InvalidOption(f"{handle.table}: {name} is {value!r}; give a number that is not below 0.")
 
 
-def _merged_marker(part: Part, named_in: str | None) -> FileMarker:
-    """A part as it was before the merge took it."""
+def _merged_marker(part: Part, log_file: str | None) -> FileMarker:
+    """Return the marker of a part before its merge."""
     marker = FileMarker(part.key, part.created_ms, part.bytes)
-    marker.vir_source_log_file = named_in
+    marker.vir_source_log_file = log_file
     return marker
 
 

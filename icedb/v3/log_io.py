@@ -1,8 +1,7 @@
-"""The log as programs of IceDB v3 know it: the same names and behaviour, over this library's own log.
+"""The log API of IceDB v3, with its names and behaviour, over this library's own log.
 
-`IceLogIO` reads, lists and appends log files, `S3Client` says where they are, and the records say what is in them.
-Nothing is listed, replayed or encoded in a second way: these are other clothes for `icedb.transaction.log_reader`,
-`icedb.format` and `icedb.transaction.append`. New programs use `icedb.Table`.
+`IceLogIO` reads, lists and appends log files. `S3Client` has their address. Both are facades over
+`icedb.transaction.log_reader`, `icedb.format` and `icedb.transaction.append`. New programs use `icedb.Table`.
 """
 
 from __future__ import annotations
@@ -59,23 +58,26 @@ __all__ = [
     "Schema",
     "SchemaConflictException",
     "get_log_file_info",
+    "metadata_of",
+    "sources",
+    "writer_of",
 ]
 
-# Each one was taken by a log file of this very object in the same millisecond.
+# An attempt is lost to a log file that this object put in the same millisecond.
 APPEND_ATTEMPTS_MAX = 20
-# 13 digits, as the name of a log file has them.
+# 13 digits, as in the name of a log file.
 TIMESTAMP_MS_MAX = 9_999_999_999_999
-# Long enough to be told, short enough for a file's name.
+# Long enough to recognize the host, short enough for a file name.
 HOST_CHARS_MAX = 100
 _WHOLE = "Give a whole number, such as round(time.time() * 1000)."
 
 
 @checks_arguments
 class S3Client:
-    """Where a table is in S3, and the credentials: `s3` is a boto3 client with path addressing.
+    """The address of a table in S3, and the credentials. `s3` is a boto3 client with path addressing.
 
-    Without a key pair boto3's chain is asked. `s3prefix` may be empty: the bucket's root. Raises InvalidURI,
-    InvalidOption.
+    Without a key pair, boto3's credential chain is used. An empty `s3prefix` means the bucket's root. Raises
+    InvalidURI, InvalidOption.
     """
 
     def __init__(
@@ -88,11 +90,11 @@ class S3Client:
         s3secretkey: str | None = None,
     ) -> None:
         if not s3bucket or "/" in s3bucket:
-            raise InvalidURI(f"'{s3bucket}' is no bucket's name. Give the bucket alone; the path is s3prefix.")
+            raise InvalidURI(f"'{s3bucket}' is no bucket name. Give the bucket alone, and the path as s3prefix.")
         if has_reserved_end((s3prefix or "").split("/")):
             raise InvalidURI(
-                f"'{s3prefix}' cannot be a table's prefix: a segment of it ends in '_data' or '_log', by which "
-                "programs of IceDB v3 find their way. Choose another."
+                f"'{s3prefix}' cannot be a table's prefix: a segment of it ends in '_data' or '_log', which programs "
+                "of IceDB v3 use to parse keys. Choose another prefix."
             )
         options = {
             "AWS_REGION": s3region,
@@ -112,7 +114,7 @@ class S3Client:
 
     @cached_property
     def session(self) -> Any:
-        """The boto3 session. Made when it is asked for: it takes half a second, and the log does without it."""
+        """The boto3 session. Created on first use: it takes half a second, and the log does not need it."""
         import boto3
 
         return boto3.Session(
@@ -123,7 +125,7 @@ class S3Client:
 
     @cached_property
     def s3(self) -> Any:
-        """The boto3 client, for a program's own requests."""
+        """The boto3 client for the program's own requests."""
         from botocore.config import Config
 
         endpoint_url = self.storage_options.get("AWS_ENDPOINT_URL")
@@ -131,7 +133,7 @@ class S3Client:
 
     @property
     def table(self) -> Handle:
-        """The table whose log is here. The log itself says where its parts are, if in another store."""
+        """The table whose log is at this address. If its parts are in another store, the log has their address."""
         if self._table is None or not self._is_known:
             self._table = self._find_table(self._table)
         return self._table
@@ -140,40 +142,40 @@ class S3Client:
         store = open_store(self.location)
         try:
             owner = find_log_owner(store)
-        except ObjectNotFound:  # perhaps the first insert is still to come
-            return before or Handle(store, TableSpec(), fixed_spec=True)
+        except ObjectNotFound:  # the table may not have been inserted into yet
+            return before or Handle.of(store, TableSpec(), fixed_spec=True)
         self._is_known = True
         if owner is not None:
-            # Its parts are not read by this: their keys are compared.
+            # Parts are not read; only their keys are compared.
             root = owner.root if owner.scheme == "s3" else self.location.root
             data = replace(self.location, root=root, prefix=owner.prefix)
             store = open_store(replace(data, log=self.location))
         elif before is not None:
             return before
-        return Handle(store, TableSpec(), fixed_spec=True)
+        return Handle.of(store, TableSpec(), fixed_spec=True)
 
 
 def writer_of(path_safe_hostname: str, clock: Clock) -> str:
-    """A writer's name that begins with the host that a v3 program gave, and that no other process has."""
+    """Return a writer name that begins with the v3 program's host and is unique to the process."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", str(path_safe_hostname))[:HOST_CHARS_MAX] or "host"
     return f"{host}-{os.getpid()}-{clock.new_id()[:12]}"
 
 
 def file_marker(marker: Marker, *, source: str | None = None, tombstone: int | None = None) -> FileMarker:
-    """A marker in its clothes of v3."""
-    made = FileMarker(marker.key, marker.created_ms, marker.bytes, tombstone)
-    made.vir_source_log_file = source
-    return made
+    """Convert a marker to v3."""
+    v3_marker = FileMarker(marker.key, marker.created_ms, marker.bytes, tombstone)
+    v3_marker.vir_source_log_file = source
+    return v3_marker
 
 
 def metadata_of(body: bytes) -> LogMetadata:
-    """The first line of a log file."""
+    """Parse the first line of a log file."""
     return LogMetadataFromJSON(body.split(b"\n", 1)[0].decode())
 
 
 @checks_arguments
 class IceLogIO:
-    """Reads and appends log files for programs of v3. `path_safe_hostname` becomes part of the names of new ones."""
+    """The reader and writer of log files of v3. The names of new log files contain `path_safe_hostname`."""
 
     def __init__(self, path_safe_hostname: str) -> None:
         self.path_safe_hostname = path_safe_hostname
@@ -184,15 +186,15 @@ class IceLogIO:
     def read_at_max_time(
         self, s3client: S3Client, timestamp: int
     ) -> tuple[Schema, list[FileMarker], list[LogTombstone], list[str]]:
-        """Schema, parts (tombstoned ones too), log tombstones and log files, as of a time in unix milliseconds.
+        """Return schema, live and tombstoned parts, log tombstones and log files as of a time in unix milliseconds.
 
-        A log file of exactly that time counts. The schema has the columns that had come by then. Log tombstones are
-        those of log files that are still there. Raises NoLogFilesException, SnapshotExpired, SchemaConflictException,
-        CorruptLog, the store's errors.
+        A log file of exactly that time is included. The schema has the columns of that time. Log tombstones are those
+        of existing log files. Raises NoLogFilesException, SnapshotExpired, SchemaConflictException, CorruptLog, the
+        store's errors.
         """
         with v3_conflicts():
             state = s3client.table.read(fresh=True)
-        live = {m.key for m in live_markers(state, timestamp)}  # first: what cleanup has forgotten was there
+        live = {m.key for m in live_markers(state, timestamp)}  # first: it raises SnapshotExpired
         keys = sorted(k for k in state.listed_ms if s3client.table.keys.parse_log_file(k).t_ms <= timestamp)
         if not keys:
             raise NoLogFilesException
@@ -212,18 +214,18 @@ class IceLogIO:
         self, s3client: S3Client, log_files: Sequence[str]
     ) -> tuple[Schema, list[FileMarker], list[LogTombstone]]:
         """Replay these log files and no others. Raises InvalidOption if one does not exist."""
-        found = [(key, s3client.table.log.fetch(key)) for key in sorted(set(log_files))]
-        if gone := [key for key, stored in found if stored is None]:
+        fetched = [(key, s3client.table.log.fetch(key)) for key in sorted(set(log_files))]
+        if missing_keys := [key for key, stored in fetched if stored is None]:
             raise InvalidOption(
-                f"{s3client.table.table}: the log file '{gone[0]}' is not there (any more). List them again."
+                f"{s3client.table.table}: the log file '{missing_keys[0]}' does not exist (any more). List them again."
             )
         with v3_conflicts():
-            state = replay([stored for _, stored in found if stored is not None], table=s3client.table.table)
+            state = replay([stored for _, stored in fetched if stored is not None], table=s3client.table.table)
         markers = [file_marker(m, source=source, tombstone=m.tombstoned_ms) for m, source in _decided(state)]
         return schema_of(state.schema), markers, [LogTombstone(k, t) for k, t in sorted(state.log_tombstones.items())]
 
     def get_current_log_files(self, s3client: S3Client) -> list[dict[str, Any]]:
-        """The log files that are there, as boto3 lists them: 'Key', 'Size', 'LastModified'."""
+        """Return the existing log files in boto3's shape: 'Key', 'Size', 'LastModified'."""
         return [
             {"Key": i.key, "Size": i.bytes, "LastModified": datetime.fromtimestamp(i.stored_ms / 1000, UTC)}
             for i in s3client.table.store.list(s3client.table.keys.log_prefix)
@@ -239,17 +241,17 @@ class IceLogIO:
         merged: bool = False,
         timestamp: int | None = None,
     ) -> tuple[str, LogMetadata]:
-        """Publish a log file with these markers, as they are; its key and its first line. Nothing is overwritten.
+        """Publish a log file with these markers. Return its key and its first line. Nothing is overwritten.
 
-        Raises InvalidOption for what no log file can hold, for a `timestamp` that is taken, and for tombstones where
-        exclusive commits are; SchemaConflictException; CommitConflict, CommitStateUnknown, the store's errors.
+        Raises InvalidOption for markers that no log file can hold, for a `timestamp` that exists, and for tombstones in
+        a log with exclusive commits; SchemaConflictException; CommitConflict, CommitStateUnknown, the store's errors.
         """
         handle = s3client.table
-        files, tombstones = list(files), list(tombstones or ())
+        files, tombstones = list(files), list(() if tombstones is None else tombstones)
         for name, records, type_ in (("files", files, FileMarker), ("tombstones", tombstones, LogTombstone)):
             if not all(isinstance(record, type_) for record in records):
                 raise InvalidArgument(f"{handle.table}: {name} must be a list of {type_.__name__}.")
-        # As DuckDB spells them: other programs compare the texts.
+        # In DuckDB's spelling, because other programs compare the texts.
         types = {c: checked_type(t, what=f"column '{c}'", table=handle.table) for c, t in schema.pairs()}
         file = LogFile(
             t_ms=0,
@@ -262,7 +264,7 @@ class IceLogIO:
         handle.check_writable()
         if timestamp is not None:
             key, body = self._encode(handle, file, timestamp, merged=merged)
-            _refuse_taken(handle, key)
+            _check_absent(handle, key)
             outcomes: Iterator[tuple[str, bytes]] = iter([(key, body)])
         else:
             outcomes = self._next(handle, file, merged=merged)
@@ -272,9 +274,9 @@ class IceLogIO:
                     return key, metadata_of(body)
                 case PutOutcome.NOT_FOUND:
                     raise CommitStateUnknown(
-                        f"{handle.table}: it is not known whether '{key}' was published. List the log."
+                        f"{handle.table}: '{key}' may or may not have been published. List the log."
                     )
-        raise CommitConflict(f"{handle.table}: the name '{key}' was taken meanwhile. Try again.")
+        raise CommitConflict(f"{handle.table}: '{key}' was put by another writer meanwhile. Retry the append.")
 
     def _next(self, handle: Handle, file: LogFile, *, merged: bool) -> Iterator[tuple[str, bytes]]:
         for _ in range(APPEND_ATTEMPTS_MAX):
@@ -286,9 +288,9 @@ class IceLogIO:
             raise InvalidOption(
                 f"{handle.table}: the timestamp {timestamp!r} is no time in unix milliseconds. {_WHOLE}"
             )
-        made = LogFile(timestamp, file.schema, file.markers, file.tombstones)
-        key = handle.keys.log_file(timestamp, merged=merged or made.carries_tombstones, writer=self._writer)
-        body = encode(made)
+        stamped = LogFile(timestamp, file.schema, file.markers, file.tombstones)
+        key = handle.keys.log_file(timestamp, merged=merged or stamped.carries_tombstones, writer=self._writer)
+        body = encode(stamped)
         try:
             decode(body, key, handle.keys)  # an unreadable file must not become part of the log
         except CorruptLog as error:
@@ -305,8 +307,8 @@ class IceLogIO:
             check_columns(file.schema, state.schema, table=handle.table)
         if file.carries_tombstones and state.epoch:
             raise InvalidOption(
-                f"{handle.table}: its log has exclusive commits, and tombstones beside them would not be trusted. Use "
-                "merge, remove_partitions or rewrite_partition of IceDBv3."
+                f"{handle.table}: the log has exclusive commits, and readers ignore other tombstones then. Use merge, "
+                "remove_partitions or rewrite_partition of IceDBv3."
             )
 
 
@@ -333,16 +335,16 @@ def _check_whole(table: str, what: str, value: object) -> None:
         raise InvalidOption(f"{table}: {what} is {value!r}. {_WHOLE}")
 
 
-def _refuse_taken(handle: Handle, key: str) -> None:
+def _check_absent(handle: Handle, key: str) -> None:
     try:
         handle.store.head(key)
     except ObjectNotFound:
         return
-    raise InvalidOption(f"{handle.table}: the log file '{key}' is there already. Give another timestamp, or none.")
+    raise InvalidOption(f"{handle.table}: the log file '{key}' exists already. Give another timestamp, or none.")
 
 
 def sources(state: TableState) -> dict[str, str]:
-    """Part -> the log file that decides it: the last that names it, of those that tombstone a dead one."""
+    """Return the deciding log file of each part: the last that names a live part, or that tombstones a dead one."""
     return {
         m.key: key
         for key, stored in state.effective.items()
@@ -352,6 +354,6 @@ def sources(state: TableState) -> dict[str, str]:
 
 
 def _decided(state: TableState) -> list[tuple[Marker, str]]:
-    """Each part once, with the log file that decides it."""
+    """Return each part with its deciding log file."""
     source = sources(state)
     return [(marker, source[key]) for key, marker in sorted(state.parts.items())]

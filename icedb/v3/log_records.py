@@ -1,7 +1,6 @@
-"""What a log holds, as programs of IceDB v3 know it: schema, markers, tombstones, and the errors they catch.
+"""The log records of IceDB v3 (schema, markers, tombstones), and the errors that its programs catch.
 
-These are clothes for the records of `icedb.format`, with the names and the JSON that v3 programs rely on. `icedb.log`
-offers them all.
+They convert the records of `icedb.format` to the names and the JSON of v3. `icedb.log` exports them all.
 """
 
 # ruff: noqa: N802, N803  (the names are those of IceDB v3)
@@ -34,17 +33,17 @@ __all__ = [
 
 
 class NoLogFilesException(InvalidRequestError, LookupError):
-    """There is no log file, or none that is old enough."""
+    """The table has no log file, or none that is old enough."""
 
     def __init__(self) -> None:
-        super().__init__("there are no log files up to that time: nothing was inserted there yet.")
+        super().__init__("there are no log files up to that time. Insert rows first, or give a later time.")
 
 
 class SchemaConflictException(SchemaConflict):
-    """A column has one type, and something brings another: `column`, `current_type`, `new_type`, `message`."""
+    """A conflict of a column's type with another: `column`, `current_type`, `new_type`, `message`."""
 
     def __init__(self, column: str, current: str | Sequence[str], new: str | None = None, *, message: str = "") -> None:
-        """Two types, or a list of them in the place of the first."""
+        """Take two types, or a list of types as the first argument."""
         types = [current] if isinstance(current, str) else list(current)
         current, new = types[0], new if new is not None else types[-1]
         self.message = message or f"column '{column}' is {current}, and {new} was given. Cast it, or rename it."
@@ -55,7 +54,7 @@ class SchemaConflictException(SchemaConflict):
 
 @contextmanager
 def v3_conflicts() -> Iterator[None]:
-    """Conflicts of types as the error that v3 programs catch."""
+    """Convert SchemaConflict to the error that v3 programs catch."""
     try:
         yield
     except SchemaConflictException:
@@ -68,7 +67,7 @@ def v3_conflicts() -> Iterator[None]:
 
 @checks_arguments
 class Schema:
-    """Column to DuckDB type, in the order in which the columns came."""
+    """The DuckDB types of columns, in the order in which the columns were added."""
 
     def __init__(self) -> None:
         self._types: dict[str, str] = {}
@@ -83,7 +82,7 @@ class Schema:
         return self._types[column]
 
     def accumulate(self, columns: Sequence[str], types: Sequence[str]) -> bool:
-        """Add columns; whether all of them were new. Raises SchemaConflictException, and nothing is added then."""
+        """Add columns, and return True if all of them were new. Adds nothing if it raises SchemaConflictException."""
         if len(columns) != len(types):
             raise InvalidOption(f"{len(columns)} columns and {len(types)} types: give a type for each column.")
         united = dict(self._types)
@@ -95,24 +94,24 @@ class Schema:
         return all_new
 
     def columns(self) -> list[str]:
-        """The names."""
+        """Return the names."""
         return list(self._types)
 
     def types(self) -> list[str]:
-        """The types, in the order of the names."""
+        """Return the types, in the order of the names."""
         return list(self._types.values())
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Names and types."""
+        """Return names and types."""
         return list(self._types.items())
 
     def toJSON(self) -> str:
-        """As a log file of v3 has it."""
+        """Encode the schema's line of a log file."""
         return json.dumps(self._types)
 
 
 def schema_of(types: Mapping[str, str]) -> Schema:
-    """Columns and their types as a Schema."""
+    """Return columns and their types as a Schema."""
     schema = Schema()
     schema.accumulate(list(types), list(types.values()))
     return schema
@@ -120,7 +119,7 @@ def schema_of(types: Mapping[str, str]) -> Schema:
 
 @checks_arguments
 class FileMarker:
-    """A part in the log. `tombstone` is when it was superseded; `vir_source_log_file` the log file that says so."""
+    """A part in the log. `tombstone` is the time at which it was superseded, by the log file `vir_source_log_file`."""
 
     def __init__(self, path: str, createdMS: int, fileBytes: int, tombstone: int | None = None) -> None:
         self.path = path
@@ -138,13 +137,13 @@ class FileMarker:
         return {"p": self.path, "b": self.fileBytes, "t": self.createdMS, **tombstone}
 
     def json(self) -> str:
-        """Its line of a log file."""
+        """Encode the marker's line of a log file."""
         return json.dumps(self._fields())
 
 
 @checks_arguments
 class LogTombstone:
-    """A log file that another one replaced, and when."""
+    """A log file that another one replaced, and the time."""
 
     def __init__(self, path: str, createdMS: int) -> None:
         self.path = path
@@ -154,13 +153,13 @@ class LogTombstone:
         return self.toJSON()
 
     def toJSON(self) -> str:
-        """Its line of a log file."""
+        """Encode the tombstone's line of a log file."""
         return json.dumps({"p": self.path, "t": self.createdMS})
 
 
 @checks_arguments
 class LogMetadata:
-    """The first line of a log file: where the rest is."""
+    """The first line of a log file, with the line numbers of the rest."""
 
     def __init__(
         self,
@@ -180,7 +179,7 @@ class LogMetadata:
         return self.toJSON()
 
     def toJSON(self) -> str:
-        """The line itself."""
+        """Encode the line."""
         tombstones = {} if self.tombstoneLineIndex is None else {"tmb": self.tombstoneLineIndex}
         first = {"v": self.version, "t": self.timestamp, "sch": self.schemaLineIndex, "f": self.fileLineIndex}
         return json.dumps(first | tombstones)
@@ -188,24 +187,24 @@ class LogMetadata:
 
 @checks_arguments
 def FileMarkerFromJSON(line: str | Mapping[str, Any]) -> FileMarker:
-    """The marker in a line of a log file, or in its fields. Raises InvalidOption."""
-    with _is_no("marker"):
+    """Parse the marker in a line of a log file, or in its fields. Raises InvalidOption."""
+    with _parsing("marker"):
         fields = _fields(line)
         return FileMarker(fields["p"], int(fields["t"]), int(fields["b"]), fields.get("tmb"))
 
 
 @checks_arguments
 def LogTombstoneFromJSON(line: str | Mapping[str, Any]) -> LogTombstone:
-    """The tombstone in a line of a log file, or in its fields. Raises InvalidOption."""
-    with _is_no("tombstone"):
+    """Parse the tombstone in a line of a log file, or in its fields. Raises InvalidOption."""
+    with _parsing("tombstone"):
         fields = _fields(line)
         return LogTombstone(fields["p"], int(fields["t"]))
 
 
 @checks_arguments
 def LogMetadataFromJSON(line: str | Mapping[str, Any]) -> LogMetadata:
-    """The metadata in the first line of a log file, or in its fields. Raises InvalidOption."""
-    with _is_no("metadata"):
+    """Parse the metadata in the first line of a log file, or in its fields. Raises InvalidOption."""
+    with _parsing("metadata"):
         fields = _fields(line)
         return LogMetadata(fields["v"], fields["sch"], fields["f"], fields.get("tmb"), fields["t"])
 
@@ -218,21 +217,21 @@ def _fields(line: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _is_no(what: str) -> Iterator[None]:
-    """Errors of a line that says something else, as InvalidOption."""
+def _parsing(record: str) -> Iterator[None]:
+    """Convert the errors of a line without such a record to InvalidOption."""
     try:
         yield
     except InvalidArgument as error:
-        raise InvalidOption(f"the line is no {what} of a log file: {error}") from None
+        raise InvalidOption(f"the line is no {record} of a log file: {error}") from None
     except KeyError as error:
-        raise InvalidOption(f"the line is no {what} of a log file: it has no {error}.") from None
+        raise InvalidOption(f"the line is no {record} of a log file: it has no {error}.") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidOption(f"the line is no {what} of a log file: {error}.") from None
+        raise InvalidOption(f"the line is no {record} of a log file: {error}.") from None
 
 
 @checks_arguments
 def get_log_file_info(name: str) -> tuple[int, bool]:
-    """Parse the name or key of a log file: its time, and whether it has tombstones. Raises CorruptLog."""
+    """Return the time in a log file's name or key, and True if it has tombstones. Raises CorruptLog."""
     keys = Keys("")
-    found = keys.parse_log_file(keys.log_prefix + name.rpartition("/")[2])
-    return found.t_ms, found.merged
+    parsed = keys.parse_log_file(keys.log_prefix + name.rpartition("/")[2])
+    return parsed.t_ms, parsed.merged

@@ -1,13 +1,12 @@
-"""What programs of IceDB v3 expect beside names and arguments: what a merge takes, how partitions are spelled.
+"""Rules of IceDB v3 that programs rely on: the parts of a merge (compaction), and the spelling of partitions.
 
-A partition is the text that the program's function gave. v3 made it the path as it is, and this library encodes it. So
-`u=a%20b` may be a text that v3 stored, or our path of the text `u=a b`: who wrote the parts there decides. What we put
-in a path of v3 that nothing else would tell from ours has names which begin with `raw-`.
+A partition is the text that the program's function returned. v3 used it as the path, and this library encodes it. So
+`u=a%20b` may be a text that v3 stored, or our path of the text `u=a b`. The parts in the path decide, because v3
+records no row counts. The names of parts that this library puts into a path of v3 begin with `raw-`.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +22,13 @@ from icedb.operations.commits.actions import Replace
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewrite_partition import write_answer
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.open_table import path_columns
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.clock import Clock
-from icedb.writer.staging import StagedBatch
+from icedb.writer.staged_batch import StagedBatch
 
 __all__ = [
     "RewriteOfText",
@@ -37,45 +37,43 @@ __all__ = [
     "keep_raw_paths",
     "plan_v3_merge",
     "rewrite_text",
-    "seeing_path",
+    "with_path_columns",
     "stored_paths",
 ]
 
 logger = logging.getLogger(__name__)
 
-# Each lost attempt means that others merged or dropped the same parts meanwhile.
+# An attempt is lost if another program merged or dropped the same parts meanwhile.
 REWRITE_ATTEMPTS_MAX = 5
 _RAW = "raw-"
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteOfText:
-    """A rewrite of parts that one text of a v3 program means; `key` is the path that this library makes of it."""
+    """A rewrite of the parts of one text of a v3 program. `key` is the path into which this library encodes it."""
 
     rewrite: Rewrite
     key: str
 
     @property
     def text(self) -> str:
-        """As the program says it."""
+        """The partition's text in the program."""
         return unquote(self.key)
 
     def naming(self, handle: Handle) -> Handle:
-        """The table for whoever writes the new part: its name says that the path is the text itself, where it is."""
+        """Return the handle that names the new part, with `raw-` if its path is the text itself."""
         if stored_path(self.rewrite.partition) == self.key:
             return handle
-        other = copy.copy(handle)
-        other.clock = _RawIds(handle.clock)
-        return other
+        return replace(handle, clock=_RawIds(handle.clock))
 
     def rewriter(self, handle: Handle, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
-        """`rewrite_parts`, with that name."""
+        """Call `rewrite_parts` with that naming."""
         return rewrite_parts(self.naming(handle), rewrites, schema)
 
 
 @dataclass(frozen=True, slots=True)
 class _RawIds:
-    """Ids of parts whose path is a text as it is."""
+    """The clock for ids of parts in paths of v3."""
 
     clock: Clock
 
@@ -89,7 +87,7 @@ class _RawIds:
 def plan_v3_merge(
     parts: Iterable[Part], *, max_file_size: int, max_file_count: int, asc: bool = False
 ) -> RewriteOfText | None:
-    """What one call of `IceDBv3.merge` merges. Pure. Paths that mean the same text are one partition."""
+    """Plan one call of `IceDBv3.merge`. Pure. All paths of a text are one partition."""
     parts = list(parts)
     keys = _keys(parts)
     partitions: dict[str, list[Part]] = {}
@@ -109,16 +107,16 @@ def plan_v3_merge(
 
 
 def _rewrite_of(key: str, parts: Sequence[Part]) -> RewriteOfText:
-    """Into their own path; of several into ours, unless v3's has other values."""
+    """Rewrite parts of one path into it, and parts of two paths into ours, unless v3's has other values."""
     own = sorted({p.partition for p in parts})
     path = own[0] if len(own) == 1 else next((p for p in own if stored_path(p) != key), key)
     return RewriteOfText(Rewrite(path, tuple(parts)), key)
 
 
 def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
-    """Put the answer of a query in the place of all parts that a text means; None when there are none.
+    """Replace all parts of a text by the result of a query. Return None if it has no parts.
 
-    Raises as `write_answer`, and CommitConflict, CommitStateUnknown.
+    Raises the errors of `write_answer`, CommitConflict, CommitStateUnknown.
     """
     for _ in range(REWRITE_ATTEMPTS_MAX):
         state = handle.read(fresh=True)
@@ -129,7 +127,7 @@ def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
         written = write_answer(
             planned.naming(handle), rewrite, sql, state.schema, dry_run=False, new_columns=True, lenient=True
         )
-        # Of an empty answer nothing stays, new columns neither.
+        # An empty result adds no columns.
         schema = written.schema if written.markers else {}
         operation = Rewritten(
             {rewrite: written.markers}, operation="rewrite", oldest_part_ms=written.oldest_part_ms, schema=schema
@@ -137,10 +135,10 @@ def rewrite_text(handle: Handle, text: str, sql: str) -> Commit | None:
         commit = commit_exclusive(handle, operation)
         if operation.kept:
             return commit
-        logger.info("%s: '%s' changed, its rewrite is repeated", handle.table, text)
+        logger.info("%s: partition '%s' changed during its rewrite; retrying", handle.table, text)
     raise CommitConflict(
-        f"{handle.table}: '{text}' was merged or replaced by others {REWRITE_ATTEMPTS_MAX} times while it was "
-        "rewritten. Nothing was published. Try again when fewer programs maintain it."
+        f"{handle.table}: other programs merged or replaced '{text}' {REWRITE_ATTEMPTS_MAX} times while it was "
+        "rewritten. Nothing was published. Retry when fewer programs maintain the table."
     )
 
 
@@ -149,9 +147,9 @@ def _parts_of_text(handle: Handle, state: TableState, text: str) -> RewriteOfTex
     keys = _keys(parts)
     key = text_as_path(text)
     if key not in keys.values():
-        key = keys.get(text, key)  # a path of ours, as it is stored
-    found = [p for p in parts if keys[p.partition] == key]
-    return _rewrite_of(key, found) if found else None
+        key = keys.get(text, key)  # the text may be one of our encoded paths
+    of_text = [p for p in parts if keys[p.partition] == key]
+    return _rewrite_of(key, of_text) if of_text else None
 
 
 def drop_paths(handle: Handle, paths: Iterable[str]) -> Commit:
@@ -163,15 +161,15 @@ def drop_paths(handle: Handle, paths: Iterable[str]) -> Commit:
 
 
 def keep_raw_paths(handle: Handle, stage: StagedBatch) -> None:
-    """Let staged rows whose text is a path that v3 stored come to lie there."""
+    """Move staged rows into the path of v3 if it has one for their text."""
     if not any("%25" in r.partition for r in stage.ranges):
-        return  # only of a text with `%` there are two paths with different values
+        return  # only a text with `%` has two paths with different values
     raw = {text_as_path(p): p for p in _raw_paths(map(handle.part, handle.read().live))}
     stage.ranges = [replace(r, partition=raw.get(r.partition, r.partition)) for r in stage.ranges]
 
 
 def stored_paths(parts: Iterable[Part]) -> dict[str, frozenset[str]]:
-    """The texts of partitions, and the paths under which each is stored."""
+    """Return the paths of each partition's text."""
     stored: dict[str, frozenset[str]] = {}
     for path, key in sorted(_keys(parts).items()):
         stored[unquote(key)] = stored.get(unquote(key), frozenset()) | {path}
@@ -179,27 +177,27 @@ def stored_paths(parts: Iterable[Part]) -> dict[str, frozenset[str]]:
 
 
 def _keys(parts: Iterable[Part]) -> dict[str, str]:
-    """Path -> the path that this library would make of its text."""
+    """Return for each path the path into which this library encodes its text."""
     parts = list(parts)
     raw = _raw_paths(parts)
     return {p: text_as_path(p) if p in raw else stored_path(p) for p in {part.partition for part in parts}}
 
 
 def _raw_paths(parts: Iterable[Part]) -> set[str]:
-    """Those that are texts as they are. A program of v3 counts no rows."""
+    """Return the paths that are texts of v3, which records no row count."""
     return {p.partition for p in parts if p.rows is None or p.key.rpartition("/")[2].startswith(_RAW)}
 
 
-def seeing_path(handle: Handle, rewrite: Rewrite) -> Handle:
-    """The table whose queries see what the partition's path says."""
+def with_path_columns(handle: Handle, rewrite: Rewrite) -> Handle:
+    """Return a handle whose queries have the values of the partition's path as columns."""
     return handle.with_spec(
         msgspec.structs.replace(handle.spec, path_columns=path_columns(rewrite.partition, [rewrite.partition]))
     )
 
 
 def column_name(text: str) -> str:
-    """A sort column as v3 programs write it: a name, or an identifier in double quotes."""
+    """Parse a sort column of a v3 program: a name, or an identifier in double quotes."""
     if not isinstance(text, str):
-        raise InvalidOption(f"the sort column {text!r} is no text. Give names of columns.")
+        raise InvalidOption(f"the sort column {text!r} is not a string. Give names of columns.")
     quoted = len(text) > 2 and text[0] == text[-1] == '"'
     return text[1:-1].replace('""', '"') if quoted else text

@@ -6,7 +6,6 @@ values.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,9 +20,18 @@ from icedb.sql.connections import RESERVED, quote_name, quote_text
 from icedb.sql.types import check_columns, checked_type, describe
 from icedb.sql.user_queries import UserQuery, check_output
 from icedb.util.arrow_offsets import copy_nested_slices
-from icedb.writer.deferred_gather import ROWS_AT_A_TIME, BufferedRows, buffer_rows
+from icedb.writer.arrow_rows import BYTES_MAX, ROWS_AT_A_TIME, one_chunk
 
-__all__ = ["CHOSEN", "PARTITION_COLUMN", "PREFIX", "LoadedBatch", "load_batch"]
+__all__ = [
+    "CHOSEN",
+    "PARTITION_COLUMN",
+    "PREFIX",
+    "LoadedBatch",
+    "held_bytes_max",
+    "load_batch",
+    "too_little_memory",
+    "unreadable",
+]
 
 #: The reserved prefix of names. A batch's columns must not begin with it.
 PREFIX = RESERVED
@@ -36,12 +44,18 @@ _STREAM = f"{PREFIX}stream"
 _TABLE = f"{PREFIX}incoming"
 _ANSWER = f"{PREFIX}answer"
 
-# A stream of at most this fraction of the memory is read whole, and freed while DuckDB sorts it.
-_SHORT_PART = 2
-# A stream of at most this fraction is held until it is encoded. Then it is in memory two or three times.
-_HELD_PART = 8
-# Of a longer stream, this fraction of the memory is loaded at a time.
-_PARTS_OF_MEMORY = 16
+# A stream of at most the memory divided by this is read whole, and freed while DuckDB sorts it.
+_SHORT_DIVISOR = 2
+# A stream of at most the memory divided by this is held until it is encoded. Sort keys, gathered rows and encoded parts
+# need as much again, or twice as much if all rows become one part.
+_HELD_DIVISOR = 4
+# Of a longer stream, the memory divided by this is loaded at a time.
+_PIECE_DIVISOR = 16
+
+
+def held_bytes_max(memory_bytes: int) -> int:
+    """Return the maximum size in Arrow, in bytes, of rows that are staged in Arrow."""
+    return min(memory_bytes // _HELD_DIVISOR, BYTES_MAX)
 
 
 @dataclass(slots=True)
@@ -62,45 +76,66 @@ class LoadedBatch:
     #: Whether the rows are the result of a query. Then numbers are cast to the table's types if no value changes.
     answered: bool = False
     #: The rows, if the stream is short and they were not changed.
-    held: BufferedRows | None = None
+    held: pa.Table | None = None
 
-    def begin(self, memory_bytes: int | None) -> None:
+    @property
+    def is_stream(self) -> bool:
+        """Whether the relation is a stream, which can be read once."""
+        return self.relation == _STREAM
+
+    def begin(self, memory_bytes: int) -> None:
         """Hold the stream, register it, or load it in pieces if it is long: DuckDB reads ahead without limit."""
-        if memory_bytes is None:
-            self._register(self.counted.batches)
-            return
-        bytes_max = memory_bytes // _SHORT_PART
+        bytes_max = memory_bytes // _SHORT_DIVISOR
         first = self._take(self.counted.batches, bytes_max)
-        if self.counted.bytes < memory_bytes // _HELD_PART:
-            self.held = buffer_rows(self.counted.schema, first)
-        if self.held is not None:
+        if self.counted.bytes < held_bytes_max(memory_bytes) and self._hold(first):
             return
         if self.counted.bytes < bytes_max:
             self._register(_drain(first))
         else:
-            self._load(chain(_drain(first), self.counted.batches), memory_bytes // _PARTS_OF_MEMORY)
+            self._load(chain(_drain(first), self.counted.batches), memory_bytes // _PIECE_DIVISOR)
+
+    def _hold(self, batches: list[pa.RecordBatch]) -> bool:
+        """Hold the rows, and clear the list to free its references.
+
+        Returns False if they do not fit into arrays, or are invalid for their types, which is reported when they are
+        read.
+        """
+        table = pa.Table.from_batches(batches, self.counted.schema)
+        try:
+            table.validate(full=True)  # DuckDB validates UTF-8 when it stores a text, but not when it copies one
+            self.held = one_chunk(table)
+        except pa.ArrowException:
+            return False
+        if self.held is not None:
+            batches.clear()
+        return self.held is not None
 
     def keep(self) -> None:
         """Load the stream into a table that can be read more than once. Raises InvalidBatch."""
-        if self.relation != _STREAM:
+        if not self.is_stream:
             return
-        self.let_go()
+        self.release()
         self._execute(f"CREATE TEMP TABLE {_TABLE} AS {self._typed()}")
         self._become(_TABLE)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Register the held rows as a stream that is read once."""
         if self.held is not None:
-            self._register(self.held.batches())
+            self._register(self.held.to_batches())
             self.held = None
 
     def drop(self) -> None:
         """Free the memory of the rows once they are staged."""
-        if self.relation != _STREAM:
+        self.held = None
+        if not self.is_stream:
             self.con.execute(f"DROP TABLE {self.relation}")
 
     def _register(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self.con.register(_STREAM, pa.RecordBatchReader.from_batches(self.counted.schema, batches))
+        # A thread of DuckDB reads one slice at a time.
+        slices = (b.slice(n, ROWS_AT_A_TIME) for b in batches for n in range(0, b.num_rows, ROWS_AT_A_TIME))
+        self.con.register(
+            _STREAM, pa.RecordBatchReader.from_batches(self.counted.schema, map(copy_nested_slices, slices))
+        )
 
     def _load(self, batches: Iterator[pa.RecordBatch], bytes_max: int) -> None:
         """Load the stream into a table in pieces."""
@@ -172,11 +207,9 @@ class LoadedBatch:
                 f"rows have the columns {sorted(inputs)}."
             ) from None
         names = [c for c in columns if c != CHOSEN]
-        if lenient:
-            needed = self._warn_of_dropped(names, needed, what)
         check_output(
             names, table_columns=table_columns, inputs=inputs, needed=needed, query=query, what=what, table=self.table,
-            new_columns=new_columns,
+            new_columns=new_columns, lenient=lenient,
         )  # fmt: skip
         self.columns = {
             c: t for c, t in columns.items() if c != CHOSEN and not self._is_still_untyped(c, table_columns)
@@ -208,13 +241,6 @@ class LoadedBatch:
             begin = f"INSERT INTO {_ANSWER} BY NAME" if number else f"CREATE TEMP TABLE {_ANSWER} AS"
             self.con.execute(f"{begin} {answer}")
         return describe(self.con, f"SELECT * FROM {_ANSWER}")
-
-    def _warn_of_dropped(self, names: Sequence[str], needed: Sequence[str], what: str) -> Sequence[str]:
-        dropped = [c for c in needed if c not in names]
-        if dropped:
-            message = f"{self.table}: the {what} drops {dropped}, by which the table is partitioned or sorted."
-            warnings.warn(message, stacklevel=2)
-        return [c for c in needed if c in names]
 
     def _is_still_untyped(self, column: str, table_columns: Mapping[str, str]) -> bool:
         if column not in self.untyped or column in table_columns:
@@ -260,11 +286,9 @@ class _CountedRows:
                     f"{self.table}: the schema of the stream has the columns {_columns_text(self.schema)}, and a batch "
                     f"has {_columns_text(batch.schema)}. Give all batches the schema of the stream."
                 )
-            for first in range(0, batch.num_rows, ROWS_AT_A_TIME):  # a thread of DuckDB reads one slice at a time
-                piece = copy_nested_slices(batch.slice(first, ROWS_AT_A_TIME))
-                self.rows += piece.num_rows
-                self.bytes += piece.nbytes
-                yield piece
+            self.rows += batch.num_rows
+            self.bytes += batch.nbytes
+            yield batch
 
 
 def _columns_text(schema: pa.Schema) -> str:
@@ -278,9 +302,9 @@ def load_batch(
     *,
     table: str,
     strict: bool = True,
-    memory_bytes: int | None = None,
+    memory_bytes: int,
 ) -> LoadedBatch:
-    """Register a batch, or load it if it may need more than `memory_bytes`.
+    """Hold or register a batch, or load it if it may need more than `memory_bytes`.
 
     `strict`: reject a nested column with an incomplete type, unless the table has the column. Otherwise the column is
     text without a value, so that a query can name it. Raises InvalidBatch, UnsupportedType.

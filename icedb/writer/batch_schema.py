@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn
+from icedb.errors import InvalidBatch, UnknownColumn
 from icedb.format.table_spec import TableSpec
 from icedb.sources.batch import OnConflict
 from icedb.sql.casts import (
@@ -19,6 +19,7 @@ from icedb.sql.casts import (
     Conversion,
     convert,
     convert_answer,
+    fit_answer,
     from_text,
     lossless,
     widening,
@@ -26,9 +27,10 @@ from icedb.sql.casts import (
 from icedb.sql.connections import quote_name, quote_text
 from icedb.sql.merge_strategies import check_aggregated_types, check_batch_columns, check_keys, seeds
 from icedb.sql.partition_expressions import PartitionExpression, partition_types
-from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, storage_type
+from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, new_columns, storage_type
 from icedb.storage.location import Location
 from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX, LoadedBatch
+from icedb.writer.encoding.bloom_filters import check_bloom_filters
 
 __all__ = ["BatchSchema", "check_declared", "WriteContext", "resolve_batch_schema"]
 
@@ -138,7 +140,7 @@ def _path_conversions(
         elif widening(source, target) or target == "VARCHAR":
             conversions[name] = lossless(column, source, target)
         else:
-            conversion = convert_answer(column, source, target, is_null=lambda: False)
+            conversion = convert_answer(column, source, target)
             if conversion is None:
                 check_columns({column: source}, {column: target}, table=context.table)
             else:
@@ -163,7 +165,8 @@ def _target(
     if source == target:
         return target, None
     if incoming.answered:
-        return target, _of_answer(incoming, context, column, source, target)
+        result = "the query's result"
+        return target, fit_answer(incoming.con, incoming.relation, column, source, target, table=table, what=result)
     parsed = column in incoming.batch.parsed
     if parsed or on_conflict != "raise":
         conversion = convert(column, source, target, parsed=parsed, text=on_conflict == "cast")
@@ -181,25 +184,6 @@ def _nested_only(column: str) -> Conversion:
     """Return the conversion of a column whose first value is nested: only nested values are stored, as JSON."""
     name = quote_name(column)
     return Conversion(column, MIXED, MIXED, name, f"(json_type({name}) NOT IN ('OBJECT', 'ARRAY', 'NULL'))")
-
-
-def _of_answer(incoming: LoadedBatch, context: WriteContext, column: str, source: str, target: str) -> Conversion:
-    """Return the conversion of a query's result to the table's type. Raises SchemaConflict if it is not lossless."""
-
-    def is_null() -> bool:
-        incoming.keep()
-        counted = f"SELECT count({quote_name(column)}) FROM {incoming.relation}"
-        return incoming.con.execute(counted).fetchone() == (0,)
-
-    conversion = convert_answer(column, source, target, is_null=is_null)
-    if conversion is not None:
-        return conversion
-    raise SchemaConflict(
-        f"{context.table}: column '{column}' is {target} in the table and {source} in the query's result. Cast it to "
-        f"{target} in the query, or give it another name with AS.",
-        column=column,
-        types=(target, source),
-    )
 
 
 def _type_of_mixed(incoming: LoadedBatch, column: str, on_conflict: OnConflict) -> str:
@@ -280,6 +264,12 @@ def _check_shadowing(context: WriteContext, columns: Mapping[str, str]) -> None:
 def _sort_columns(context: WriteContext, columns: Mapping[str, str]) -> list[str]:
     if context.lenient or not columns:
         return [c for c in context.spec.sort_by if c in columns]
+    check_bloom_filters(
+        context.spec.bloom_filters,
+        new_columns(columns, context.known_schema),
+        table=context.table,
+        known=context.known_schema,
+    )
     return check_sort_columns(context.spec.sort_by, columns, context.known_schema, table=context.table)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from icedb.writer.staging import PartitionRange, StagedBatch
+from icedb.writer.staged_batch import PartitionRange, StagedBatch
 
 __all__ = ["split_ranges"]
 
@@ -21,7 +21,7 @@ def split_ranges(stage: StagedBatch, part_bytes: int) -> list[PartitionRange]:
     if longest is None or _is_small(stage, longest, part_bytes):
         return list(stage.ranges)
     rows_max = max(1, int(part_bytes / _bytes_per_row(stage, longest)))
-    return [piece for r in stage.ranges for piece in _split(stage, r, rows_max)]
+    return [piece for r in stage.ranges for piece in _split(r, rows_max)]
 
 
 def _is_small(stage: StagedBatch, piece: PartitionRange, part_bytes: int) -> bool:
@@ -30,18 +30,16 @@ def _is_small(stage: StagedBatch, piece: PartitionRange, part_bytes: int) -> boo
 
 
 def _bytes_per_row(stage: StagedBatch, piece: PartitionRange) -> float:
-    path = stage.folder / "sample.parquet"
     rows = min(SAMPLE_ROWS, stage.spec.row_group_rows, piece.rows)
-    first = piece.first + (piece.rows - rows) // 2
-    stage.write(path, first, first + rows - 1)
-    size = path.stat().st_size
-    path.unlink()
-    return size / rows
+    sample = PartitionRange(piece.first + (piece.rows - rows) // 2, rows, piece.partition)
+    path = None if stage.is_encodable else stage.folder / "sample.parquet"
+    part = stage.encode(stage.read(sample.first, rows), sample, path)
+    if path is not None:
+        path.unlink()
+    return part.file.bytes / rows
 
 
-def _split(stage: StagedBatch, whole: PartitionRange, rows_max: int) -> list[PartitionRange]:
+def _split(whole: PartitionRange, rows_max: int) -> list[PartitionRange]:
     count = -(-whole.rows // rows_max)
-    if count == 1:
-        return [whole]
-    cuts = [whole.first + whole.rows * n // count for n in range(count + 1)]
-    return [stage.piece(whole, first, after - 1) for first, after in pairwise(cuts)]
+    cuts = [whole.rows * n // count for n in range(count + 1)]
+    return [PartitionRange(whole.first + first, after - first, whole.partition) for first, after in pairwise(cuts)]

@@ -5,15 +5,13 @@ The parts are not visible until a commit names them.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Semaphore
+from threading import Event, Semaphore
 
-import duckdb
 import pyarrow as pa
 
 from icedb.errors import IceDBError, InvariantViolated
@@ -21,21 +19,26 @@ from icedb.format.records import Marker
 from icedb.sources.batch import Batch
 from icedb.storage.obstore_store import ObjectExists, ObjectStore
 from icedb.util.clock import Clock
-from icedb.util.progress import progress
+from icedb.util.progress import Advance, progress
 from icedb.util.thread_pool import start_thread_pool
-from icedb.writer.batch_loader import too_little_memory
 from icedb.writer.batch_schema import WriteContext
+from icedb.writer.encoding.parquet_encoder import EncodedFile
+from icedb.writer.encoding.parquet_file import EncodedPart
+from icedb.writer.encoding.part_stats import PartBounds, encode_bounds
 from icedb.writer.part_sizing import split_ranges
-from icedb.writer.staging import PartitionRange, StagedBatch, stage_rows
+from icedb.writer.staged_batch import PartitionRange, StagedBatch
+from icedb.writer.staging import stage_rows
 
-__all__ = ["StoredPart", "WrittenParts", "digest", "discard", "put_part", "put_parts", "write_parts"]
+__all__ = ["CONCURRENT_PUTS", "StoredPart", "WrittenParts", "discard", "put_part", "put_parts", "write_parts"]
 
 logger = logging.getLogger(__name__)
 
 # Enough to hide the latency of a put behind the encoding of the next partition.
 CONCURRENT_PUTS = 8
-# Faster by a third than DuckDB's default. Parts of sorted rows are as small, others larger by an eighth until a merge.
-ZSTD_LEVEL = 1
+# Adjacent parts of at most so many rows together are gathered at once.
+_GROUP_ROWS = 65_536
+# More permits than encoders wait for.
+_ENCODERS_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,49 +79,112 @@ def put_parts(stage: StagedBatch, *, store: ObjectStore, clock: Clock, part_byte
     """
     oldest_part_ms = clock.now_ms()
     context = stage.context
-    try:
-        ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
-    except duckdb.OutOfMemoryException as error:
-        raise too_little_memory(context.table, error) from None
+    ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
     keys = [context.location.keys.part(r.partition, context.job + clock.new_id()) for r in ranges]
-    encoding = Semaphore(stage.threads)
     begun: list[str] = []
-
-    def write(key: str, piece: PartitionRange) -> StoredPart:
-        path = stage.folder / key.rpartition("/")[2]
-        with encoding:
-            _check_rows(context, piece, stage.write(path, piece.first, piece.last, level=ZSTD_LEVEL))
-        begun.append(key)
-        stored = put_part(store, key, path)
-        advance(piece.rows)
-        return stored
-
     with (
         progress("writing parts", sum(r.rows for r in ranges), "rows") as advance,
-        start_thread_pool(CONCURRENT_PUTS) as pool,  # limits the number of local files, one for each thread
+        start_thread_pool(stage.threads) as encoding,
+        start_thread_pool(CONCURRENT_PUTS) as putting,
     ):
-        writes = [pool.submit(write, key, piece) for key, piece in zip(keys, ranges, strict=True)]
+        writing = _Writing(stage, store, putting, begun, advance)
+        groups = _groups(list(zip(keys, ranges, strict=True)), _GROUP_ROWS if stage.is_encodable else 0)
+        writes = [encoding.submit(writing.write, group) for group in groups]
         try:
             wait(writes, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)  # a failed write is among those that were started, before cancelled ones
-            stored_parts = [written.result() for written in writes]
+            encoded = [part for written in writes for part in written.result()]
+            stored = [put.result() for put, _ in encoded]
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            writing.stop()
+            encoding.shutdown(cancel_futures=True)
+            putting.shutdown(cancel_futures=True)
             discard(store, begun)
             raise
+    stats = encode_bounds(stage.con, [bounds for _, bounds in encoded])
     markers = tuple(
-        Marker(key, part.bytes, 0, rows=piece.rows, stats=piece.stats, digest=part.digest)
-        for key, part, piece in zip(keys, stored_parts, ranges, strict=True)
+        Marker(key, part.bytes, 0, rows=piece.rows, stats=of_part, digest=part.digest)
+        for key, piece, part, of_part in zip(keys, ranges, stored, stats, strict=True)
     )
     return WrittenParts(stage.columns, markers, oldest_part_ms)
 
 
-def _check_rows(context: WriteContext, piece: PartitionRange, copied: int) -> None:
-    if not copied == piece.rows == piece.last - piece.first + 1:
-        raise InvariantViolated(
-            f"{context.table}: the partition '{piece.partition}' has {piece.rows} rows in row ids {piece.first} to "
-            f"{piece.last}, and {copied} were written. Nothing was published."
-        )
+def _groups(pieces: Sequence[tuple[str, PartitionRange]], rows_max: int) -> Iterator[list[tuple[str, PartitionRange]]]:
+    """Yield adjacent small parts together, because to gather their rows at once is faster."""
+    group: list[tuple[str, PartitionRange]] = []
+    rows = 0
+    for key, piece in pieces:
+        if group and rows + piece.rows > rows_max:
+            yield group
+            group, rows = [], 0
+        group.append((key, piece))
+        rows += piece.rows
+    if group:
+        yield group
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The writes of a batch's parts. Encoders wait while too many encoded parts have not been put."""
+
+    stage: StagedBatch
+    store: ObjectStore
+    putting: Executor
+    #: The keys of the parts whose put has begun.
+    begun: list[str]
+    advance: Advance
+    #: Set by the first failure.
+    stopped: Event = field(default_factory=Event)
+    room: Semaphore = field(default_factory=lambda: Semaphore(2 * CONCURRENT_PUTS))
+
+    def write(self, group: Sequence[tuple[str, PartitionRange]]) -> list[tuple[Future[StoredPart], PartBounds]]:
+        """Encode adjacent parts, and begin to put each. After a failure of another part, the rest is skipped."""
+        written: list[tuple[Future[StoredPart], PartBounds]] = []
+        try:
+            gathered = self._gather(group)
+            for key, piece in group:
+                self.room.acquire()
+                if self.stopped.is_set():
+                    break
+                part = self._encode(key, piece, gathered, piece.first - group[0][1].first)
+                self.begun.append(key)
+                written.append((self.putting.submit(self._put, key, part.file), part.bounds))
+        except BaseException:
+            self.stop()
+            raise
+        return written
+
+    def stop(self) -> None:
+        """Let all encoders end, also those that wait."""
+        self.stopped.set()
+        self.room.release(_ENCODERS_MAX)
+
+    def _gather(self, group: Sequence[tuple[str, PartitionRange]]) -> pa.Table | None:
+        """Return the rows of a group; None for a single part, whose rows are read in pieces if they are in DuckDB."""
+        rows = sum(piece.rows for _, piece in group)
+        return None if len(group) == 1 else pa.concat_tables(self.stage.read(group[0][1].first, rows))
+
+    def _encode(self, key: str, piece: PartitionRange, gathered: pa.Table | None, offset: int) -> EncodedPart:
+        stage = self.stage
+        tables = [gathered.slice(offset, piece.rows)] if gathered is not None else stage.read(piece.first, piece.rows)
+        path = stage.folder / key.rpartition("/")[2] if stage.in_arrow is None and gathered is None else None
+        part = stage.encode(tables, piece, path)
+        if part.file.rows != piece.rows:
+            raise InvariantViolated(
+                f"{stage.context.table}: the partition '{piece.partition}' has {piece.rows} rows, and {part.file.rows} "
+                "were written. Nothing was published."
+            )
+        return part
+
+    def _put(self, key: str, file: EncodedFile) -> StoredPart:
+        try:
+            stored = put_part(self.store, key, file)
+            self.advance(file.rows)
+            return stored
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self.room.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +195,17 @@ class StoredPart:
     digest: str
 
 
-def digest(path: Path) -> str:
-    """Return the digest of a file for its marker: half of its SHA-256, which detects damage but not forgery."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
-
-
-def put_part(store: ObjectStore, key: str, path: Path) -> StoredPart:
-    """Put a finished Parquet file under its key, and delete the local file."""
-    stored = StoredPart(path.stat().st_size, digest(path))
+def put_part(store: ObjectStore, key: str, file: EncodedFile) -> StoredPart:
+    """Put a finished Parquet file under its key, and delete the local file if it is one."""
     try:
-        store.create(key, path)
+        store.create(key, file.body)
     except ObjectExists:
         # The id is random, so this is the same put, which the client library repeated after a lost response.
-        if store.head(key).bytes != stored.bytes:
+        if store.head(key).bytes != file.bytes:
             raise InvariantViolated(f"{store.location.uri}: '{key}' was written by another program.") from None
-    path.unlink()
-    return stored
+    if isinstance(file.body, Path):
+        file.body.unlink()
+    return StoredPart(file.bytes, file.digest)
 
 
 def discard(store: ObjectStore, keys: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, checked_type, describe, storage_type
 from icedb.sql.user_queries import check_query
 from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX
+from icedb.writer.encoding.bloom_filters import check_bloom_filters
 
 __all__ = ["ROWS", "DeclaredSchema", "check_name", "check_stored_spec", "checked_spec", "declared_columns"]
 
@@ -59,6 +60,8 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
         partition_types(expressions, table_columns, table=table)
     if spec.columns and spec.schema_policy == "declared":
         check_sort_columns(spec.sort_by, {}, table_columns, table=table)
+    may_grow = not schema and spec.schema_policy != "declared"
+    check_bloom_filters(spec.bloom_filters, table_columns, table=table, may_grow=may_grow)
     if spec.insert_query:
         check_query(spec.insert_query, relation=ROWS, table=table, what="insert_query")
     if spec.merge_query:

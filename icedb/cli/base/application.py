@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
 from enum import IntEnum
 from functools import wraps
@@ -90,7 +90,7 @@ EXIT_STATUSES = (
     "5 the table is damaged; 70 a bug in IceDB; 130 interrupted."
 )
 
-#: What other systems call a verb of this command.
+#: The names of verbs in other systems.
 OTHER_NAMES = {"compact": "merge", "optimize": "merge", "vacuum": "cleanup"}
 
 
@@ -225,6 +225,10 @@ def time_option(flag: str, text: str, *, default: str | None = None) -> Any:
 # ------------------------------------------------------------------------------------------------ connection
 
 
+def _connection_flag(flag: str, text: str, default: str) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel=CONNECTION, show_default=default)
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """The connection flags of a verb. The environment provides what the flags leave out.
@@ -233,9 +237,18 @@ class Connection:
     its log, files to insert, the target of an export.
     """
 
-    endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
+    endpoint_url: Annotated[
+        str | None, _connection_flag("--endpoint-url", "Connect to this S3 server.", "AWS_ENDPOINT_URL, or AWS")
+    ] = None
+    region: Annotated[
+        str | None, _connection_flag("--region", "Set the bucket's region.", "AWS_REGION, or the profile's")
+    ] = None
+    profile: Annotated[
+        str | None,
+        _connection_flag(
+            "--profile", "Use the credentials of this profile in ~/.aws.", "AWS_PROFILE, AWS_ACCESS_KEY_ID, or a role"
+        ),
+    ] = None
 
     @property
     def flags(self) -> list[str]:
@@ -280,23 +293,11 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _connection_option(flag: str, text: str, default: str) -> Any:
-    return Annotated[str | None, typer.Option(flag, help=text, rich_help_panel=CONNECTION, show_default=default)]
-
-
-_CONNECTION = {
-    "endpoint_url": _connection_option("--endpoint-url", "Connect to this S3 server.", "AWS_ENDPOINT_URL, or AWS"),
-    "region": _connection_option("--region", "Set the bucket's region.", "AWS_REGION, or the profile's"),
-    "profile": _connection_option(
-        "--profile", "Use the credentials of this profile in ~/.aws.", "AWS_PROFILE, AWS_ACCESS_KEY_ID, or a role"
-    ),
-}
-
-
 def verb(panel: str, example: str) -> Callable[[F], F]:
     """Make a verb of a function.
 
-    The parameter `connection` of the function, if it has one, becomes the flags of `Connection`.
+    A parameter whose type is a dataclass becomes a flag for each of its fields, which have typer's options. So verbs
+    share flags. The flags of `connection` come last in the help.
 
     Args:
         panel: the panel of `icedb --help` that lists the verb.
@@ -306,23 +307,28 @@ def verb(panel: str, example: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         register = app.command(example.split()[1], rich_help_panel=panel, epilog=f"Example: {example}")
         hints = get_type_hints(function, include_extras=True)
-        if "connection" not in hints:
+        parameters = inspect.signature(function).parameters
+        shared = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
+        if not shared:
             register(function)
             return function
 
         @wraps(function)
-        def connected(**arguments: Any) -> Any:
-            connection = Connection(**{flag: arguments.pop(flag) for flag in _CONNECTION})
-            with connection.in_force(), bars(enabled=not arguments.get("json")):
-                return function(connection=connection, **arguments)
+        def with_shared(**arguments: Any) -> Any:
+            for name, flags in shared.items():
+                arguments[name] = flags(**{field.name: arguments.pop(field.name) for field in fields(flags)})
+            with arguments["connection"].in_force(), bars(enabled=not arguments.get("json")):
+                return function(**arguments)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = [p.replace(kind=keyword, annotation=hints[n])
-               for n, p in inspect.signature(function).parameters.items() if n != "connection"]  # fmt: skip
-        more = [inspect.Parameter(n, keyword, default=None, annotation=a) for n, a in _CONNECTION.items()]
-        connected.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
-        connected.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
-        register(connected)
+        expanded: list[inspect.Parameter] = []
+        for name in sorted(parameters, key=lambda name: name == "connection"):
+            types = get_type_hints(shared.get(name, function), include_extras=True)
+            own = inspect.signature(shared[name]).parameters if name in shared else {name: parameters[name]}
+            expanded += [p.replace(kind=keyword, annotation=types[flag]) for flag, p in own.items()]
+        with_shared.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+        with_shared.__annotations__ = {p.name: p.annotation for p in expanded}
+        register(with_shared)
         return function
 
     return decorate

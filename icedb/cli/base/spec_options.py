@@ -1,9 +1,9 @@
-"""The flags for the layout of a table, which `create` and `alter` share. `alter` keeps what no flag names."""
+"""The flags of a table's spec, which `create` and `alter` share."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,32 +11,10 @@ from icedb.format.table_spec import Aggregating, Dedup, Merging, Replacing
 from icedb.format.timing import Timing
 from icedb.util.durations import parse_duration
 
-__all__ = [
-    "MERGING",
-    "Columns",
-    "CompressionOption",
-    "InsertQuery",
-    "MergeAny",
-    "MergeBy",
-    "MergeCount",
-    "MergeMax",
-    "MergeMin",
-    "MergeQuery",
-    "MergeSum",
-    "MergeVersion",
-    "PartitionBy",
-    "PathColumns",
-    "Required",
-    "RowGroupRows",
-    "RowId",
-    "SchemaPolicyOption",
-    "SortBy",
-    "merging_of",
-    "Times",
-    "several",
-    "timing_of",
-    "types_of",
-]
+if TYPE_CHECKING:
+    from icedb.writer.spec_options import SpecOptions
+
+__all__ = ["MERGING", "SpecFlags", "several"]
 
 #: The panel of the flags for merging tables.
 MERGING = "Merging rows with the same key"
@@ -50,6 +28,11 @@ def several(flag: str, metavar: str, text: str, panel: str | None = None) -> Any
     )
 
 
+def one(flag: str, metavar: str, text: str, panel: str | None = None) -> Any:
+    """Return an option with one value."""
+    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=panel)
+
+
 def _one_column_each(param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
     """Reject a list with commas, which other programs accept. Here it would name one column that no row has."""
     for text in values or ():
@@ -59,90 +42,126 @@ def _one_column_each(param: typer.CallbackParam, values: list[str] | None) -> li
     return values
 
 
-PartitionBy = Annotated[
-    list[str] | None,
-    several(
-        "--partition-by", "EXPRESSION", "Partition by this named DuckDB expression: \"strftime(ts, '%Y-%m-%d') AS d\"."
-    ),
-]
-SortBy = Annotated[list[str] | None, several("--sort-by", "COLUMN", "Sort the rows of each part by this column.")]
-CompressionOption = Annotated[
-    str | None, typer.Option("--compression", metavar="CODEC", help="Compress with zstd, snappy, gzip, lz4_raw, ...")
-]
-RowGroupRows = Annotated[
-    int | None, typer.Option("--row-group-rows", metavar="NUMBER", help="Set the rows per Parquet row group.")
-]
-Columns = Annotated[list[str] | None, several("--column", "NAME=TYPE", "Declare a column with its DuckDB type.")]
-Required = Annotated[list[str] | None, several("--required", "COLUMN", "Reject rows in which this column is null.")]
-SchemaPolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--schema-policy", metavar="POLICY", help="Choose open (rows may add columns) or declared (only --column)."
-    ),
-]
-PathColumns = Annotated[
-    list[str] | None, several("--path-column", "NAME=TYPE", "Declare a partition column that is only in the paths.")
-]
-InsertQuery = Annotated[
-    str | None,
-    typer.Option("--insert-query", metavar="SQL", help="Store the result of this query over _rows instead of them."),
-]
-MergeQuery = Annotated[
-    str | None,
-    typer.Option(
-        "--merge-query",
-        metavar="SQL",
-        help="Make the new part of a merge with this query over source_files.",
-        rich_help_panel=MERGING,
-    ),
-]
-MergeBy = Annotated[
-    list[str] | None,
-    several(
-        "--merge-by", "COLUMN", "Name a column of the key. Without other flags, a merge keeps one of the rows.", MERGING
-    ),
-]
-MergeVersion = Annotated[
-    str | None,
-    typer.Option(
-        "--merge-version",
-        metavar="COLUMN",
-        help="Keep the row with the greatest value in this column.",
-        rich_help_panel=MERGING,
-    ),
-]
-MergeSum = Annotated[list[str] | None, several("--merge-sum", "COLUMN", "Sum this column.", MERGING)]
-MergeMin = Annotated[list[str] | None, several("--merge-min", "COLUMN", "Keep the smallest value.", MERGING)]
-MergeMax = Annotated[list[str] | None, several("--merge-max", "COLUMN", "Keep the greatest value.", MERGING)]
-MergeAny = Annotated[list[str] | None, several("--merge-any", "COLUMN", "Keep any of the values.", MERGING)]
-MergeCount = Annotated[
-    str | None,
-    typer.Option("--merge-count", metavar="COLUMN", help="Count the rows in this column.", rich_help_panel=MERGING),
-]
-RowId = Annotated[
-    bool | None, typer.Option("--row-id/--no-row-id", help="Give each row that has no _row_id a unique one.")
-]
+@dataclass(frozen=True, slots=True)
+class SpecFlags:
+    """The flags of a table's spec. A flag that is not set is None."""
+
+    partition_by: Annotated[
+        list[str] | None,
+        several(
+            "--partition-by",
+            "EXPRESSION",
+            "Partition by this named DuckDB expression: \"strftime(ts, '%Y-%m-%d') AS d\".",
+        ),
+    ] = None
+    sort_by: Annotated[
+        list[str] | None, several("--sort-by", "COLUMN", "Sort the rows of each part by this column.")
+    ] = None
+    column: Annotated[list[str] | None, several("--column", "NAME=TYPE", "Declare a column with its DuckDB type.")] = (
+        None
+    )
+    required: Annotated[
+        list[str] | None, several("--required", "COLUMN", "Reject rows in which this column is null.")
+    ] = None
+    schema_policy: Annotated[
+        str | None, one("--schema-policy", "POLICY", "Choose open (rows may add columns) or declared (only --column).")
+    ] = None
+    path_column: Annotated[
+        list[str] | None, several("--path-column", "NAME=TYPE", "Declare a partition column that is only in the paths.")
+    ] = None
+    insert_query: Annotated[
+        str | None, one("--insert-query", "SQL", "Store the result of this query over _rows instead of them.")
+    ] = None
+    row_id: Annotated[
+        bool | None, typer.Option("--row-id/--no-row-id", help="Give each row that has no _row_id a unique one.")
+    ] = None
+    compression: Annotated[
+        str | None, one("--compression", "CODEC", "Compress with zstd, snappy, gzip, lz4_raw, ...")
+    ] = None
+    row_group_rows: Annotated[int | None, one("--row-group-rows", "NUMBER", "Set the rows per Parquet row group.")] = (
+        None
+    )
+    bloom_filters: Annotated[
+        list[str] | None,
+        several("--bloom-filters", "COLUMN", "Write a Parquet bloom filter of this column into each part."),
+    ] = None
+    time: Annotated[
+        list[str] | None,
+        several("--time", "NAME=DURATION", "Set one of the table's times: grace_ms=2h, min_age_ms=3d."),
+    ] = None
+    merge_by: Annotated[
+        list[str] | None,
+        several(
+            "--merge-by",
+            "COLUMN",
+            "Name a column of the key. Without other flags, a merge keeps one of the rows.",
+            MERGING,
+        ),
+    ] = None
+    merge_version: Annotated[
+        str | None, one("--merge-version", "COLUMN", "Keep the row with the greatest value in this column.", MERGING)
+    ] = None
+    merge_sum: Annotated[list[str] | None, several("--merge-sum", "COLUMN", "Sum this column.", MERGING)] = None
+    merge_min: Annotated[list[str] | None, several("--merge-min", "COLUMN", "Keep the smallest value.", MERGING)] = None
+    merge_max: Annotated[list[str] | None, several("--merge-max", "COLUMN", "Keep the greatest value.", MERGING)] = None
+    merge_any: Annotated[list[str] | None, several("--merge-any", "COLUMN", "Keep any of the values.", MERGING)] = None
+    merge_count: Annotated[str | None, one("--merge-count", "COLUMN", "Count the rows in this column.", MERGING)] = None
+    merge_query: Annotated[
+        str | None,
+        one("--merge-query", "SQL", "Make the new part of a merge with this query over source_files.", MERGING),
+    ] = None
+
+    def options(self) -> "SpecOptions":
+        """Return the options of the spec, without the times. `Table.create` and `alter` check their values."""
+        options = {
+            "partition_by": self.partition_by or None,
+            "sort_by": self.sort_by or None,
+            "schema": _types_of("--column", self.column),
+            "required": self.required or None,
+            "bloom_filters": self.bloom_filters or None,
+            "path_columns": _types_of("--path-column", self.path_column) or None,
+            "merging": self._merging(),
+            **{name: getattr(self, name) for name in _UNCHANGED},
+        }
+        return cast("SpecOptions", options)
+
+    def timing(self, now: Timing) -> Timing | None:
+        """Return the times `now` with the values of `--time`, or None if there are none."""
+        changes: dict[str, Any] = {}
+        for text in self.time or ():
+            name, _, length = text.partition("=")
+            if name not in {f.name for f in fields(Timing)}:
+                names = ", ".join(f.name for f in fields(Timing))
+                raise typer.BadParameter(
+                    f"{name!r} is not one of the table's times ({names}). Write --time grace_ms=2h."
+                )
+            changes[name] = parse_duration(length) // timedelta(milliseconds=1)
+        return replace(now, **changes) if changes else None
+
+    def _merging(self) -> Merging | None:
+        columns = {"sum": self.merge_sum, "min": self.merge_min, "max": self.merge_max, "any": self.merge_any}
+        aggregates = {name: tuple(of_aggregate) for name, of_aggregate in columns.items() if of_aggregate}
+        by, version, count = tuple(self.merge_by or ()), self.merge_version, self.merge_count
+        if not by:
+            if version or count or aggregates:
+                raise typer.BadParameter("A merging table needs a key. Pass --merge-by.")
+            return None
+        if version and (count or aggregates):
+            raise typer.BadParameter(
+                "--merge-version keeps one whole row. It excludes --merge-sum and other aggregates."
+            )
+        if version:
+            return Replacing(by, version)
+        if count or aggregates:
+            return Aggregating(by=by, count=count or "", **aggregates)
+        return Dedup(by)
 
 
-Times = Annotated[
-    list[str] | None,
-    several("--time", "NAME=DURATION", "Set one of the table's times: grace_ms=2h, min_age_ms=3d."),
-]
+#: The flags whose values are those of the options.
+_UNCHANGED = ("compression", "row_group_rows", "schema_policy", "insert_query", "merge_query", "row_id")
 
 
-def timing_of(assignments: Sequence[str] | None, now: Timing) -> Timing | None:
-    """Return the times `now` with the values of `--time`, or None if there are none."""
-    changes: dict[str, Any] = {}
-    for text in assignments or ():
-        name, _, length = text.partition("=")
-        if name not in {f.name for f in fields(Timing)}:
-            names = ", ".join(f.name for f in fields(Timing))
-            raise typer.BadParameter(f"{name!r} is not one of the table's times ({names}). Write --time grace_ms=2h.")
-        changes[name] = parse_duration(length) // timedelta(milliseconds=1)
-    return replace(now, **changes) if changes else None
-
-
-def types_of(flag: str, assignments: Sequence[str] | None) -> dict[str, str]:
+def _types_of(flag: str, assignments: Sequence[str] | None) -> dict[str, str]:
     """Return the type of each column from texts `NAME=TYPE`."""
     types: dict[str, str] = {}
     for text in assignments or ():
@@ -153,23 +172,3 @@ def types_of(flag: str, assignments: Sequence[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{flag} names '{name}' twice.")
         types[name] = type_
     return types
-
-
-def merging_of(
-    by: Sequence[str] | None, version: str | None, count: str | None, **aggregated: Sequence[str] | None
-) -> Merging | None:
-    """Return the merging that the flags define, or None. `aggregated`: the columns of each aggregate function."""
-    aggregates: Mapping[str, tuple[str, ...]] = {
-        name: tuple(columns) for name, columns in aggregated.items() if columns
-    }
-    if by is None or not by:
-        if version or count or aggregates:
-            raise typer.BadParameter("A merging table needs a key. Pass --merge-by.")
-        return None
-    if version and (count or aggregates):
-        raise typer.BadParameter("--merge-version keeps one whole row. It excludes --merge-sum and other aggregates.")
-    if version:
-        return Replacing(tuple(by), version)
-    if count or aggregates:
-        return Aggregating(by=tuple(by), count=count or "", **aggregates)
-    return Dedup(tuple(by))

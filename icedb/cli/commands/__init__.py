@@ -1,1 +1,1 @@
-"""The verbs of the command `icedb`, each a method of `Table`. May import `cli.base` and `cli.render`."""
+"""The verbs of the command `icedb`: methods of `Table`, and servers. May import `cli.base` and `cli.render`."""

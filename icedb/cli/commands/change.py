@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from icedb.cli.base import spec_options as flags
 from icedb.cli.base.application import INSPECT, MAINTAIN, Connection, DryRun, Json, Uri, Yes, run, verb
 from icedb.cli.base.inputs import read_sql
+from icedb.cli.base.spec_options import MERGING, SpecFlags
 from icedb.cli.commands.write import spec_document
 from icedb.cli.render.output import show
 from icedb.errors import InvalidOption
@@ -31,70 +31,42 @@ class AlterReport:
 def alter(
     connection: Connection,
     uri: Uri,
-    partition_by: flags.PartitionBy = None,
+    layout: SpecFlags,
     no_partition_by: Annotated[
         bool, typer.Option("--no-partition-by", help="Write new parts without partitions.")
     ] = False,
-    sort_by: flags.SortBy = None,
     no_sort_by: Annotated[bool, typer.Option("--no-sort-by", help="Write new parts unsorted.")] = False,
-    column: flags.Columns = None,
-    required: flags.Required = None,
     no_required: Annotated[bool, typer.Option("--no-required", help="Accept null in all columns.")] = False,
-    schema_policy: flags.SchemaPolicyOption = None,
-    path_column: flags.PathColumns = None,
-    insert_query: flags.InsertQuery = None,
-    row_id: flags.RowId = None,
-    compression: flags.CompressionOption = None,
-    row_group_rows: flags.RowGroupRows = None,
-    time: flags.Times = None,
-    merge_by: flags.MergeBy = None,
-    merge_version: flags.MergeVersion = None,
-    merge_sum: flags.MergeSum = None,
-    merge_min: flags.MergeMin = None,
-    merge_max: flags.MergeMax = None,
-    merge_any: flags.MergeAny = None,
-    merge_count: flags.MergeCount = None,
-    merge_query: flags.MergeQuery = None,
+    no_bloom_filters: Annotated[
+        bool, typer.Option("--no-bloom-filters", help="Write new parts without bloom filters.")
+    ] = False,
     no_merging: Annotated[
-        bool, typer.Option("--no-merging", help="Keep all rows in merges.", rich_help_panel=flags.MERGING)
+        bool, typer.Option("--no-merging", help="Keep all rows in merges.", rich_help_panel=MERGING)
     ] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Change the layout of new parts. Other settings and existing parts stay. An empty query removes the query."""
     from icedb.operations.commits.alter import alter as alter_table
-    from icedb.operations.commits.alter import plan_alter, spec_change
+    from icedb.operations.commits.alter import plan_alter
+    from icedb.writer.spec_options import spec_change
 
-    merging = flags.merging_of(
-        merge_by, merge_version, merge_count, sum=merge_sum, min=merge_min, max=merge_max, any=merge_any
-    )
-    for flag, value, no_flag in (
-        ("--partition-by", partition_by, no_partition_by),
-        ("--sort-by", sort_by, no_sort_by),
-        ("--required", required, no_required),
-        ("--merge-by", merging, no_merging),
+    options: Any = layout.options()
+    for flag, name, removes, nothing in (
+        ("--partition-by", "partition_by", no_partition_by, ()),
+        ("--sort-by", "sort_by", no_sort_by, ()),
+        ("--required", "required", no_required, ()),
+        ("--bloom-filters", "bloom_filters", no_bloom_filters, ()),
+        ("--merge-by", "merging", no_merging, "none"),
     ):
-        if value and no_flag:
+        if removes and options[name]:
             raise typer.BadParameter(f"{flag} and its --no- flag exclude each other.")
+        if removes:
+            options[name] = nothing
     table = connection.open(uri)
-    if time:
+    if layout.time:
         table.handle.read()  # so that the times without a flag keep their current values
-    layout: dict[str, Any] = {  # values are validated with the spec
-        "partition_by": () if no_partition_by else partition_by or None,
-        "sort_by": () if no_sort_by else sort_by or None,
-        "compression": compression,
-        "row_group_rows": row_group_rows,
-        "schema": flags.types_of("--column", column),
-        "required": () if no_required else required or None,
-        "schema_policy": schema_policy,
-        "path_columns": flags.types_of("--path-column", path_column) or None,
-        "insert_query": insert_query,
-        "merge_query": merge_query,
-        "merging": "none" if no_merging else merging,
-        "row_id": row_id,
-        "timing": flags.timing_of(time, table.spec.timing),
-    }
-    change = spec_change(table=table.uri, **layout)
+    change = spec_change(table.uri, **options, timing=layout.timing(table.spec.timing))
     planned = plan_alter(table.handle, change)
     before, after = spec_document(table.spec), spec_document(planned)
     # The spec also records its earlier layout, which the caller did not change.

@@ -3,6 +3,7 @@
 The default of each threshold is that of `icedb.Thresholds`.
 """
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,49 +14,54 @@ from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, dur
 from icedb.cli.render.output import output, print_message, show, write_json
 
 if TYPE_CHECKING:
-    from icedb.operations.health.table_health import TableHealth, Thresholds
-
-HotParts = Annotated[int | None, limit("Set the threshold for small parts of a hot partition.", default="64")]
-ColdParts = Annotated[int | None, limit("Set the threshold for small parts of a cold partition.", default="8")]
-Hot = Annotated[Any, duration("--hot", "Treat a partition as hot for this time after its last rows.", default="1h")]
-PartBytesMax = Annotated[int | None, limit("Count a part below this number of bytes as small.", default="128 MiB")]
-LogFiles = Annotated[int | None, limit("Set the threshold for log files that each open reads.", default="64")]
-ExpiredBytes = Annotated[
-    int | None, limit("Set the threshold for bytes that cleanup would delete.", default="4,000,000,000")
-]
-ExpiredObjects = Annotated[
-    int | None, limit("Set the threshold for objects that cleanup would delete.", default="2,000")
-]
-
-
-def _health(connection: Connection, uri: str, **limits: Any) -> "tuple[TableHealth, Thresholds]":
-    """Return the health of a table, and the thresholds with the values of the flags."""
     from icedb.operations.health.table_health import Thresholds
 
-    thresholds = Thresholds(**{name: value for name, value in limits.items() if value is not None})
-    return connection.open(uri).health(thresholds), thresholds
+
+@dataclass(frozen=True, slots=True)
+class ThresholdFlags:
+    """The flags that set `icedb.Thresholds`."""
+
+    hot_parts: Annotated[int | None, limit("Set the threshold for small parts of a hot partition.", default="64")] = (
+        None
+    )
+    cold_parts: Annotated[int | None, limit("Set the threshold for small parts of a cold partition.", default="8")] = (
+        None
+    )
+    hot_ms: Annotated[
+        Any, duration("--hot", "Treat a partition as hot for this time after its last rows.", default="1h")
+    ] = None
+    part_bytes_max: Annotated[
+        int | None, limit("Count a part below this number of bytes as small.", default="128 MiB")
+    ] = None
+    log_files: Annotated[int | None, limit("Set the threshold for log files that each open reads.", default="64")] = (
+        None
+    )
+    expired_bytes: Annotated[
+        int | None, limit("Set the threshold for bytes that cleanup would delete.", default="4,000,000,000")
+    ] = None
+    expired_objects: Annotated[
+        int | None, limit("Set the threshold for objects that cleanup would delete.", default="2,000")
+    ] = None
+
+    def thresholds(self) -> "Thresholds":
+        """Return the thresholds, with the defaults of those that no flag sets."""
+        from icedb.operations.health.table_health import Thresholds
+
+        return Thresholds(**{name: value for name, value in asdict(self).items() if value is not None})
 
 
 @verb(INSPECT, "icedb info s3://lake/events")
 def info(
     connection: Connection,
     uri: Uri,
-    hot_parts: HotParts = None,
-    cold_parts: ColdParts = None,
-    hot: Hot = None,
-    part_bytes_max: PartBytesMax = None,
-    log_files: LogFiles = None,
-    expired_bytes: ExpiredBytes = None,
-    expired_objects: ExpiredObjects = None,
+    limits: ThresholdFlags,
     json: Json = False,
 ) -> None:
     """Show the health of the table, and the maintenance that is due (from half of each threshold on)."""
     from icedb.cli.render.health_page import info_document, print_info
 
-    health, thresholds = _health(
-        connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
-        log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
-    )  # fmt: skip
+    thresholds = limits.thresholds()
+    health = connection.open(uri).health(thresholds)
     if json:
         write_json(info_document(health, thresholds))
         return
@@ -70,23 +76,15 @@ def plot(
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="Write the picture to this PNG file.", show_default=False),
     ],
-    hot_parts: HotParts = None,
-    cold_parts: ColdParts = None,
-    hot: Hot = None,
-    part_bytes_max: PartBytesMax = None,
-    log_files: LogFiles = None,
-    expired_bytes: ExpiredBytes = None,
-    expired_objects: ExpiredObjects = None,
+    limits: ThresholdFlags,
 ) -> None:
     """Write the charts of `info` as a picture."""
     from icedb.cli.render.health_plot import draw_health
 
     if to.suffix.lower() != ".png":
         raise typer.BadParameter(f"--output must name a PNG file. Write --output {to.stem or 'table'}.png.")
-    health, thresholds = _health(
-        connection, uri, hot_parts=hot_parts, cold_parts=cold_parts, hot_ms=hot, part_bytes_max=part_bytes_max,
-        log_files=log_files, expired_bytes=expired_bytes, expired_objects=expired_objects,
-    )  # fmt: skip
+    thresholds = limits.thresholds()
+    health = connection.open(uri).health(thresholds)
     to.write_bytes(draw_health(health, thresholds))
     print_message(Text(f"Wrote {to}."))
 

@@ -9,12 +9,13 @@ from rich.text import Text
 
 from icedb.cli.base.application import INSPECT, Connection, Json, Uri, time_option, verb
 from icedb.cli.render.output import output, time_text, write_json
-from icedb.cli.render.text_tables import Cell, count_text, number_text, print_list, size_text
+from icedb.cli.render.text_tables import Cell, number_text, print_list, size_text
+from icedb.util.counts import count_text
 
 if TYPE_CHECKING:
     from icedb.reader.diff import ColumnInfo
     from icedb.reader.history import LogFileInfo
-    from icedb.transaction.table_handle import Part
+    from icedb.storage.parts import Part
 
 # Paths in one write to standard output.
 _PATHS_PER_WRITE = 10_000

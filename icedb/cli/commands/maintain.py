@@ -51,6 +51,10 @@ def merge(
         int | None,
         typer.Option(min=1, metavar="BYTES", help="Merge parts below this size.", show_default="128 MiB"),
     ] = None,
+    max_time: Annotated[
+        int | None,
+        duration("--max-time", "Merge repeatedly for this time, with a commit for each merge.", default="one merge"),
+    ] = None,
     watching: Annotated[
         bool, typer.Option("--watch", help="Repeat until SIGINT or SIGTERM, which let a running merge finish.")
     ] = False,
@@ -63,6 +67,8 @@ def merge(
         raise typer.BadParameter("--watch excludes --dry-run. Run the dry run once, without --watch.")
     if every is not None and not watching:
         raise typer.BadParameter("--every requires --watch.")
+    if max_time is not None and watching:
+        raise typer.BadParameter("--watch has no end. Pass it without --max-time.")
     sizes: dict[str, Any] = {} if part_bytes_max is None else {"part_bytes_max": part_bytes_max}
     if watching:
         from icedb.operations.rewrite.watch import watch
@@ -71,7 +77,7 @@ def merge(
         table = connection.open(uri)
         print_message(Text(f"{table.uri}: merging every {every_ms / 1_000:g} s until SIGINT or SIGTERM"))
         watch(
-            table,
+            table.handle,
             stop=stop,
             orders=("newest", "oldest") if order == "both" else (order,),
             every_ms=every_ms,
@@ -83,7 +89,8 @@ def merge(
     if order == "both":
         raise typer.BadParameter("--order both requires --watch. Without it, pass oldest or newest.")
     table = connection.open(uri)
-    show(table.merge(order=order, dry_run=dry_run, **sizes), json=json)
+    max_seconds = None if max_time is None else max_time / 1_000
+    show(table.merge(order=order, max_seconds=max_seconds, dry_run=dry_run, **sizes), json=json)
 
 
 def _stop_on_signals() -> Event:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from icedb.cli.base import spec_options as flags
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
 from icedb.cli.base.inputs import Files, Format, OnConflict, rows_of
+from icedb.cli.base.spec_options import SpecFlags, several
 from icedb.cli.render.output import show
 from icedb.errors import InvalidOption
 
@@ -42,25 +42,7 @@ def spec_document(spec: "TableSpec") -> dict[str, Any]:
 def create(
     connection: Connection,
     uri: Uri,
-    partition_by: flags.PartitionBy = None,
-    sort_by: flags.SortBy = None,
-    column: flags.Columns = None,
-    required: flags.Required = None,
-    schema_policy: flags.SchemaPolicyOption = None,
-    path_column: flags.PathColumns = None,
-    insert_query: flags.InsertQuery = None,
-    row_id: flags.RowId = None,
-    compression: flags.CompressionOption = None,
-    row_group_rows: flags.RowGroupRows = None,
-    time: flags.Times = None,
-    merge_by: flags.MergeBy = None,
-    merge_version: flags.MergeVersion = None,
-    merge_sum: flags.MergeSum = None,
-    merge_min: flags.MergeMin = None,
-    merge_max: flags.MergeMax = None,
-    merge_any: flags.MergeAny = None,
-    merge_count: flags.MergeCount = None,
-    merge_query: flags.MergeQuery = None,
+    layout: SpecFlags,
     log_uri: Annotated[
         str | None,
         typer.Option("--log-uri", metavar="URI", help="Store the log at this address instead of with the parts."),
@@ -72,30 +54,9 @@ def create(
     from icedb.format.timing import Timing
     from icedb.table import Table
 
-    merging = flags.merging_of(
-        merge_by, merge_version, merge_count, sum=merge_sum, min=merge_min, max=merge_max, any=merge_any
-    )
-    optional: dict[str, Any] = {
-        "compression": compression,
-        "row_group_rows": row_group_rows,
-        "schema_policy": schema_policy,
-        "log_uri": log_uri,
-        "timing": flags.timing_of(time, Timing()),
-    }
-    table = Table.create(
-        uri,
-        partition_by=partition_by or (),
-        sort_by=sort_by or (),
-        schema=flags.types_of("--column", column),
-        required=required or (),
-        path_columns=flags.types_of("--path-column", path_column),
-        insert_query=insert_query or "",
-        merge_query=merge_query or "",
-        merging=merging,
-        row_id=bool(row_id),
-        dry_run=dry_run,
-        **{name: value for name, value in optional.items() if value is not None},
-    )
+    options = layout.options()
+    options["timing"] = layout.timing(Timing())
+    table = Table.create(uri, log_uri=log_uri, dry_run=dry_run, **options)
     show(CreateReport(table.uri, spec_document(table.spec), dry_run), json=json)
 
 
@@ -217,7 +178,7 @@ def import_files(
     create: Annotated[bool, typer.Option("--create", help="Create the table with the layout of the files.")] = False,
     sort_by: Annotated[
         list[str] | None,
-        flags.several("--sort-by", "COLUMN", "With --create: sort the rows of each new part by this column."),
+        several("--sort-by", "COLUMN", "With --create: sort the rows of each new part by this column."),
     ] = None,
     trust_paths: Annotated[
         bool, typer.Option("--trust-paths", help="Skip the comparison of rows with the folders of their files.")

@@ -8,9 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Rows
 from rich.text import Text
 
-from icedb.cli.render.text_tables import count_text, size_text
+from icedb.cli.render.text_tables import size_text
 from icedb.operations.health.gauges import Gauge, gauges
 from icedb.operations.health.table_health import PartitionHealth, SizeClass, TableHealth, Thresholds
+from icedb.util.counts import count_text
 
 __all__ = ["STYLES", "charts"]
 

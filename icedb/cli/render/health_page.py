@@ -16,11 +16,12 @@ from rich.text import Text
 
 from icedb.cli.render.health_charts import STYLES, charts
 from icedb.cli.render.output import moment
-from icedb.cli.render.text_tables import count_text, size_text
+from icedb.cli.render.text_tables import size_text
 from icedb.format.timing import Timing, timing_differences
 from icedb.operations.health.gauges import level
 from icedb.operations.health.table_health import Due, PartitionHealth, TableHealth, Thresholds
 from icedb.operations.rewrite.merge import PART_BYTES_MAX
+from icedb.util.counts import count_text
 from icedb.util.durations import duration_text
 
 __all__ = ["due_text", "figures", "info_document", "print_info"]

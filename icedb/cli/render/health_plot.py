@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from icedb.cli.render.health_page import due_text, figures
-from icedb.cli.render.text_tables import count_text, size_text
+from icedb.cli.render.text_tables import size_text
 from icedb.operations.health.gauges import Gauge, gauges
 from icedb.operations.health.size_chart import (
     DPI,
@@ -24,6 +24,7 @@ from icedb.operations.health.size_chart import (
     title,
 )
 from icedb.operations.health.table_health import TableHealth, Thresholds
+from icedb.util.counts import count_text
 from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def print_report(console: Console, result: object, *, dry_run: bool = False) -> 
     A dry run has a line that states it, and no lines about a commit.
     """
     is_dry = dry_run or getattr(result, "dry_run", False)
-    omitted = ("dry_run", "commit", "log_file") if is_dry else ("dry_run",)
+    omitted = ("dry_run", "commit", "commit_keys", "log_file") if is_dry else ("dry_run",)
     lines = {_label(n): _text(n, getattr(result, n)) for n in _names(result) if n not in omitted}
     if is_dry:
         lines["dry run"] = "yes: nothing was changed"

@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Literal
 from rich.text import Text
 
 from icedb.cli.render.output import output, print_message
-from icedb.cli.render.text_tables import Cell, count_text, print_list, visible
+from icedb.cli.render.text_tables import Cell, print_list, visible
+from icedb.util.counts import count_text
 
 if TYPE_CHECKING:
     from icedb.sql.query_result import QueryResult

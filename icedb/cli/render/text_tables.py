@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Cell", "count_text", "number_text", "print_list", "signed_text", "size_text", "visible"]
+__all__ = ["Cell", "number_text", "print_list", "signed_text", "size_text", "visible"]
 
 #: Text of a table, with an optional style.
 Cell = str | Text
@@ -63,11 +63,6 @@ def _plain(cell: Cell) -> str:
 def visible(text: str) -> str:
     """Return a text as one line, with control characters escaped."""
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-def count_text(number: int, noun: str) -> str:
-    """Format a count with its noun: `1 part`, `2,000 parts`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def number_text(number: int | None) -> str:

@@ -17,7 +17,8 @@ from urllib.parse import quote
 from icedb.engines.clickhouse.types import quote_text
 from icedb.errors import AccessDenied, InvalidOption
 from icedb.storage.location import Location
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["LOST", "ChdbSession", "part_relations"]
 
@@ -55,7 +56,7 @@ def part_relations(handle: Handle, parts: Sequence[Part], structure: str, sessio
 
 def _in_files(handle: Handle, parts: Sequence[Part], structure: str) -> str:
     copied = handle.location.scheme != "file"
-    paths = handle.readable_paths(parts) if copied else handle.own_paths(parts)
+    paths = handle.part_paths.readable(parts) if copied else handle.part_paths.original(parts)
     pattern = quote_text(_pattern(paths, _any_character))
     rows = f"file({pattern}, 'Parquet', {quote_text(structure)}, 'none')"
     return f"{rows} WHERE {_all_exist(f'file({pattern}, One)', len(paths))}"

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Unpack
 
 import duckdb
 from duckdb.func import FunctionNullHandling
@@ -26,16 +27,15 @@ from duckdb.func import FunctionNullHandling
 from icedb.engines.duckdb.attached_names import FUNCTION, AttachedNames, drop, drop_macros, functions_behind
 from icedb.engines.duckdb.bucket_access import BucketSecret
 from icedb.engines.duckdb.macro_arguments import date_columns as resolve_date_columns
-from icedb.engines.duckdb.table_queries import MACRO, NOTHING, RANGE, VIEW, TableQueries, columns_of
+from icedb.engines.duckdb.table_queries import MACRO, NOTHING, RANGE, VIEW, TableQueries
 from icedb.errors import InvalidOption
 from icedb.reader.snapshot import take_snapshot
 from icedb.sql.connections import quote_name, quote_text
-from icedb.storage.credentials import CredentialProvider
+from icedb.storage.location import StoreOptions
 from icedb.table import Table
 from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 from icedb.util.clock import SystemClock
-from icedb.util.optional_deps import import_optional
 
 __all__ = ["Attached", "attach", "detach"]
 
@@ -110,11 +110,9 @@ def attach(
     table: str | os.PathLike[str] | Table,
     name: str,
     *,
-    storage_options: Mapping[str, str] | None = None,
-    credential_provider: CredentialProvider | None = None,
-    log_storage_options: Mapping[str, str] | None = None,
     date_macro: str | None = None,
     date_columns: Sequence[str] | None = None,
+    **access: Unpack[StoreOptions],
 ) -> Attached:
     """Attach a table to a DuckDB connection, as a view and as a macro.
 
@@ -146,7 +144,6 @@ def attach(
         The attached table, which can be refreshed and detached.
 
     Raises:
-        MissingExtra: If numpy is not installed.
         InvalidOption: If another object has the name, or an argument is invalid.
         TableNotFound: If there is no table at the address. Also the errors of the store and of DuckDB.
 
@@ -154,19 +151,13 @@ def attach(
         >>> attach(con, "s3://lake/events", "events")
         >>> con.sql("SELECT count(*) FROM events WHERE d = '2026-11-21'")
     """
-    import_optional("numpy", extra="duckdb")
     if not isinstance(con, duckdb.DuckDBPyConnection):
         raise InvalidOption(
             f"{name}: {type(con).__name__} is not a DuckDB connection. Pass the result of duckdb.connect()."
         )
     if not isinstance(table, Table):
-        table = Table.open(
-            table,
-            storage_options=storage_options,
-            credential_provider=credential_provider,
-            log_storage_options=log_storage_options,
-        )
-    elif any(option is not None for option in (storage_options, credential_provider, log_storage_options)):
+        table = Table.open(table, **access)
+    elif any(option is not None for option in access.values()):
         raise InvalidOption(
             f"{table.uri}: the table is open already, so it takes no options of the store. Pass them with its address."
         )
@@ -222,9 +213,7 @@ def _replaced(con: duckdb.DuckDBPyConnection, names: AttachedNames) -> list[_Att
 
 
 class _AttachedTable:
-    """An attached table, as DuckDB's function refers to it. It must not keep the connection alive, which owns the
-    function.
-    """
+    """An attached table, as DuckDB's function refers to it. The connection owns the function and is not kept alive."""
 
     def __init__(
         self, con: duckdb.DuckDBPyConnection, handle: Handle, names: AttachedNames, dates: Sequence[str] | None
@@ -262,7 +251,7 @@ class _AttachedTable:
 
     def _define(self, con: duckdb.DuckDBPyConnection) -> None:
         snapshot = take_snapshot(self.handle)
-        columns = columns_of(snapshot)
+        columns = dict(snapshot.columns)
         macros = {self.names.name: self._macro()}
         if self.names.date_macro is not None:
             self.queries.dates = resolve_date_columns(
@@ -302,9 +291,7 @@ class _AttachedTable:
         return [*_RANGE, _AS_OF, _FILTER], self._call(RANGE, *_COMMON_ARGUMENTS, *days)
 
     def _call(self, caller: str, *arguments: str) -> str:
-        """Return a relation with the table's rows. The transaction id makes DuckDB call the function once for each
-        transaction.
-        """
+        """Return a relation with the table's rows. With its id, DuckDB calls the function once for each transaction."""
         values = ", ".join([quote_text(caller), "current_setting('TimeZone')", *arguments])
         return f"query({self.function}({quote_text(self.function)}, current_transaction_id(), [{values}]))"
 

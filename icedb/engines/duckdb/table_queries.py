@@ -25,14 +25,15 @@ from icedb.engines.duckdb.macro_arguments import (
 )
 from icedb.errors import IceDBError, InvalidOption, SnapshotExpired
 from icedb.format.replay import TableState
-from icedb.reader.scan_sql import relation, visible_partitions
+from icedb.reader.scan_sql import relation
 from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.sql.connections import quote_name, quote_text
 from icedb.sql.predicates import Predicate, check_predicate
 from icedb.sql.types import typed_nothing
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
-__all__ = ["MACRO", "NOTHING", "RANGE", "VIEW", "TableQueries", "columns_of"]
+__all__ = ["MACRO", "NOTHING", "RANGE", "VIEW", "TableQueries"]
 
 #: The column of a view of a table without columns, because SQL has no table without columns.
 NOTHING = "nothing"
@@ -49,11 +50,6 @@ TRANSACTIONS_MAX = 64
 FORGOTTEN_MAX = 10_000
 # The number of texts kept for one snapshot. Each is as long as the paths of its parts.
 TEXTS_MAX = 16
-
-
-def columns_of(snapshot: Snapshot) -> dict[str, str]:
-    """Return the columns of a snapshot's rows with their types."""
-    return {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ class TableQueries:
     # ------------------------------------------------------------------------------------ callers
 
     def _for_view(self, kept: _CachedSnapshot, view: Mapping[str, str], zone: str) -> str:
-        columns = columns_of(kept.snapshot)
+        columns = kept.snapshot.columns
         if self.views[self.view] != columns:
             self.when_columns_change()
         if changed := next((c for c, t in view.items() if columns.get(c) != t), None):
@@ -207,14 +203,14 @@ class TableQueries:
         with self._lock:
             checked = kept.predicates.get(where)
         if checked is None:
-            visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+            visible = snapshot.visible_partitions
             check = partial(check_predicate, where, snapshot.schema, visible, table=snapshot.table)
             try:
                 checked = check()
                 self._keep(kept.predicates, where, checked)
             except InvalidOption:  # or it depends on the current time, so it is checked at each use
                 checked = check(at_once=True)
-        zoned = zone.casefold() not in UTC_NAMES and depends_on_zone(checked.sql, columns_of(snapshot))
+        zoned = zone.casefold() not in UTC_NAMES and depends_on_zone(checked.sql, snapshot.columns)
         return checked, zoned
 
     def _union(self, kept: _CachedSnapshot, parts: Sequence[Part], conditions: Sequence[Condition], zone: str) -> str:
@@ -229,7 +225,7 @@ class TableQueries:
         if not older or not conditions:
             return self._relation(kept, parts)
         newer = [p for p in parts if not snapshot.is_older(p)]
-        shadowed = snapshot.partition_schema.keys() - visible_partitions(snapshot.schema, snapshot.partition_schema)
+        shadowed = snapshot.partition_schema.keys() - snapshot.visible_partitions
         computed = {e.name: f"(\n{e.sql}\n)" for e in snapshot.expressions if e.name in shadowed}
         filters = " AND ".join(
             f"({condition(lambda column: computed.get(column, quote_name(column)))})" for condition in conditions

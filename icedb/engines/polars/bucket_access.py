@@ -38,9 +38,7 @@ def access(location: Location) -> dict[str, Any]:
 
 
 class _Credentials:
-    """A credential provider that Polars calls repeatedly. Its pickle contains the credentials of that moment, like a
-    location's.
-    """
+    """A credential provider that Polars calls repeatedly. Its pickle contains the credentials of that moment."""
 
     def __init__(self, location: Location) -> None:
         self._location = location

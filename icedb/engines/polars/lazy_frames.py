@@ -22,11 +22,11 @@ from icedb.engines.engine_parts import arrow_schema, chosen_parts, lossless_sche
 from icedb.engines.polars.bucket_access import access
 from icedb.errors import UnsupportedType
 from icedb.format.keys import NULL_VALUE, encode_partition, encode_value
-from icedb.reader.scan_sql import visible_partitions
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import connect_sandbox, quote_text
 from icedb.sql.types import typed_nothing
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 from icedb.util.optional_deps import import_optional
 from icedb.util.temporary_files import temporary_folder
@@ -99,7 +99,7 @@ class _Columns:
 
     @classmethod
     def of(cls, snapshot: Snapshot, polars: Any) -> _Columns:
-        visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+        visible = snapshot.visible_partitions
         lossless = lossless_schema({**snapshot.schema, **visible})
         result = arrow_schema({**snapshot.schema, **visible}, uuid=pa.string())
         if intervals := [f.name for f in result if pa.types.is_interval(f.type)]:
@@ -136,9 +136,7 @@ def _stored_schema(schema: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
 
 
 def _converted(polars: Any, value: Any, type_: pa.DataType) -> Any:
-    """Return an expression that converts a stored value to a query's value. Polars reads JSON and UUIDs as bytes;
-    queries return text.
-    """
+    """Return an expression that converts a stored value. Polars reads JSON and UUIDs as bytes; queries return text."""
     if isinstance(type_, pa.JsonType):
         return value.cast(polars.String)
     if isinstance(type_, pa.UuidType):
@@ -208,7 +206,7 @@ class _Scan:
     def _parquet(self, parts: Sequence[Part], *, hive_schema: Mapping[str, Any] | None = None) -> Any:
         polars = self.polars
         return polars.scan_parquet(
-            self.handle.readable_paths(parts),
+            self.handle.part_paths.readable(parts),
             glob=False,
             schema=self.columns.stored,
             hive_partitioning=hive_schema is not None,
@@ -230,7 +228,7 @@ class _Scan:
         """Whether Polars reads the same values from these paths as DuckDB."""
         paths = {p.partition: p.values for p in parts}
         visible = self.columns.visible
-        above = self.handle.readable_path(parts[0]).removesuffix(parts[0].key)
+        above = self.handle.part_paths.readable([parts[0]])[0].removesuffix(parts[0].key)
         if "=" in above or "=" in self.handle.keys.data_prefix:
             return False  # Polars would read that as a partition column
         if any(encode_value(c) != c for c in visible):
@@ -270,9 +268,7 @@ class _Scan:
         return constants
 
     def _literal(self, values: pl.Series, index: int, text: str) -> pl.Expr:
-        """Return one of the values as a constant. A time is given by its number, because Python's times have a smaller
-        range.
-        """
+        """Return one of the values as a constant. A time is a number, because Python's times have a smaller range."""
         polars, dtype = self.polars, values.dtype
         literal: pl.Expr
         if not dtype.is_nested() and not dtype.is_temporal():

@@ -76,7 +76,7 @@ class Replace:
         txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > state.txn.get(a, (-1, 0))[0]}
         if not (dead or self._markers or txn):
             return None
-        # The log files that name them are replaced too. Otherwise cleanup could not forget the parts before a merge.
+        # The log files that name them are replaced too, so that cleanup can forget them without a merge.
         return draft(
             state,
             t_ms=t_ms,

@@ -7,73 +7,22 @@ spec until they read the log. Their parts remain valid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
 from icedb.errors import InvalidPartitionExpression, UnknownColumn
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.replay import TableState
-from icedb.format.table_spec import (
-    Compression,
-    Merging,
-    SchemaPolicy,
-    TableSpec,
-    all_columns,
-    altered_spec,
-    encode_spec,
-)
-from icedb.format.timing import Timing
+from icedb.format.table_spec import TableSpec, all_columns, altered_spec, encode_spec
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.transaction.append import Commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
-from icedb.writer.spec_validation import DeclaredSchema, checked_spec, declared_columns
+from icedb.writer.spec_options import Change
+from icedb.writer.spec_validation import checked_spec
 
-__all__ = ["Change", "alter", "plan_alter", "spec_change"]
-
-#: Returns a new spec from a table's newest one.
-Change = Callable[[TableSpec], TableSpec]
-
-
-def spec_change(
-    *,
-    table: str,
-    partition_by: Sequence[str] | None = None,
-    sort_by: Sequence[str] | None = None,
-    compression: Compression | None = None,
-    row_group_rows: int | None = None,
-    schema: DeclaredSchema | None = None,
-    required: Sequence[str] | None = None,
-    schema_policy: SchemaPolicy | None = None,
-    path_columns: Mapping[str, str] | None = None,
-    insert_query: str | None = None,
-    merge_query: str | None = None,
-    merging: Merging | Literal["none"] | None = None,
-    row_id: bool | None = None,
-    timing: Timing | None = None,
-) -> Change:
-    """Return the change that the arguments of `Table.alter` describe. Raises InvalidOption."""
-    properties = {
-        "partition_by": None if partition_by is None else tuple(partition_by),
-        "sort_by": None if sort_by is None else tuple(sort_by),
-        "compression": compression,
-        "row_group_rows": row_group_rows,
-        "required": None if required is None else tuple(required),
-        "schema_policy": schema_policy,
-        "path_columns": None if path_columns is None else dict(path_columns),
-        "insert_query": insert_query,
-        "merge_query": merge_query,
-        "row_id": row_id,
-        "timing": timing,
-    }
-    changes: dict[str, object] = {name: value for name, value in properties.items() if value is not None}
-    if merging is not None:
-        changes["merging"] = None if merging == "none" else merging
-    declared = declared_columns(schema if schema is not None else {}, table=table)
-    return lambda spec: msgspec.structs.replace(spec, columns={**spec.columns, **declared}, **changes)
+__all__ = ["alter", "plan_alter"]
 
 
 def plan_alter(handle: Handle, change: Change) -> TableSpec:
@@ -95,7 +44,7 @@ def alter(handle: Handle, change: Change) -> Commit:
     operation = _Alter(handle, change)
     commit = commit_exclusive(handle, operation)
     if commit.committed and operation.new is not None:
-        handle.learn_spec(operation.new)  # the next write through this handle uses it
+        handle.current_spec.learn(operation.new)  # the next write through this handle uses it
     return commit
 
 

@@ -19,9 +19,10 @@ from icedb.format.table_spec import all_columns
 from icedb.operations.commits.actions import Replace
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_partition_predicate, matching
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
 
 __all__ = [

@@ -14,12 +14,12 @@ from collections.abc import Collection
 from icedb.format.records import tombstone_flags, tombstoned
 from icedb.format.replay import TableState
 
-__all__ = ["LINES_MAX", "OTHERS_MAX", "calling_live", "cheap_to_replace"]
+__all__ = ["LINES_MAX", "OTHERS_MAX", "log_files_naming_live", "cheap_to_replace"]
 
-# The carried lines per replaced part. With more, lines are rewritten too often. With fewer, more log files stay for
-# readers to open (benchmarks/life.py).
+# The maximum of carried lines per replaced part. With more, lines are rewritten too often. With fewer, more log files
+# stay for readers to open (benchmarks/life.py).
 OTHERS_MAX = 4
-# So few lines are always carried, so that cleanup forgets their parts sooner.
+# Up to this number, lines are always carried, so that cleanup forgets their parts sooner.
 LINES_MAX = 16
 
 
@@ -35,7 +35,7 @@ def _is_cheap(state: TableState, key: str, named: int) -> bool:
     return others <= max(OTHERS_MAX * named, LINES_MAX)
 
 
-def calling_live(state: TableState, *, t_ms: int) -> set[str]:
+def log_files_naming_live(state: TableState, *, t_ms: int) -> set[str]:
     """Return the log files that name a dead part as live, of those that a commit of `t_ms` may replace.
 
     While they exist, no log file may forget that the part is dead. Tombstones of v3 programs do not count, because they

@@ -38,11 +38,11 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
     if new_columns(written.schema, handle.known_schema):
         handle.read()  # another writer may have added the same column meanwhile, with the same type or another
     # Read it once for both checks: another thread may learn of a column at any moment.
-    known = handle.known_schema
-    _check(handle, written, all_columns(handle.spec, known))
+    schema = handle.known_schema
+    _check(handle, written, all_columns(handle.spec, schema))
     if txn is not None:
         return append_once(handle, written, txn)
-    if new_columns(written.schema, known):
+    if new_columns(written.schema, schema):
         return commit_exclusive(handle, Append(handle, written))
     return append(handle, written.markers, written.schema, oldest_part_ms=written.oldest_part_ms)
 
@@ -74,10 +74,10 @@ def refuse_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen |
         check_inside(handle, written, partitions)
 
 
-def _check(handle: Handle, written: WrittenParts, known: Mapping[str, str]) -> None:
+def _check(handle: Handle, written: WrittenParts, columns: Mapping[str, str]) -> None:
     """Check the types again: the table may have other columns since the parts were written."""
     with _discarded_if_refused(handle, written):
-        check_columns(written.schema, known, table=handle.table)
+        check_columns(written.schema, columns, table=handle.table)
 
 
 @contextmanager

@@ -1,15 +1,14 @@
 """Publish a table as a Delta table: a Delta log over the same parts, so that nothing is copied.
 
-    look       read the Delta log, then take a snapshot: who comes first with the next version has a snapshot that is
-               no older than those of all versions before
-    pin        keep the snapshot's parts, also after a merge has superseded them: Delta's readers see them until the
-               next export
-    publish    put the next version, create-only, with the difference; who finds it taken looks again
-    tidy       remove pins that are of no use any more, add a checkpoint, delete what is old
+    plan       read the Delta log, then take a snapshot, so that each version has a snapshot no older than the last
+    pin        keep the snapshot's parts after merges (compactions), for Delta's readers, until the next export
+    publish    put the next version, create-only, with the difference; plan again if it exists
+    tidy       remove needless pins, add a checkpoint, delete old versions
 
-A process that dies leaves a pin too much, never one too few: the pin of a version is there before the version is. It is
-named for the version that it is for. One of an older version goes when that has been superseded for the grace period,
-for its readers; one of the same version when a greater one is there, so that two exports never remove each other's.
+A version's pin is put before the version, so an export that dies may leave a needless pin but never lacks one. The name
+of a pin contains its version. The pin of an older version is removed once that version has been superseded for the
+grace period. Of two pins of one version the one that expires first is removed, so that two exports never remove each
+other's.
 """
 
 from __future__ import annotations
@@ -44,37 +43,37 @@ from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["KEEP", "DeltaReport", "export_delta"]
 
-#: How long the parts of an export are kept, if no other follows.
+#: The time for which the parts of an export are kept, unless another export follows.
 KEEP = timedelta(days=7)
 ATTEMPTS_MAX = 20
-# Readers open so many versions, or bytes of them, at most beside a checkpoint.
+# The most versions, and bytes of them, that a reader opens beside a checkpoint.
 VERSIONS_PER_CHECKPOINT = 10
 BYTES_PER_CHECKPOINT = 16 * 1024 * 1024
-# Versions that a checkpoint of this age makes needless are deleted.
+# Versions before a checkpoint of this age are deleted.
 RETENTION_MS = 7 * DAY_MS
 _PIN = re.compile(r"delta-export-(\d+)-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaReport:
-    """What an export to Delta did, or would do. `version` is the newest one now; None: there is none yet."""
+    """The result of an export to Delta, or its plan. `version` is the newest version, None if none exists."""
 
-    #: The table's address, which is that of the Delta table too.
+    #: The address of the table and of the Delta table.
     table: str
     as_of_ms: int
     version: int | None
-    #: Whether this export made that version: without a difference there is no new one.
+    #: False if nothing had changed since the last version.
     published: bool
     parts: int
-    #: None when a part does not say how many it has.
+    #: None if the row count of a part is unknown.
     rows: int | None
     added_parts: int
     removed_parts: int
-    #: Those of the added ones that hold nothing but rows which were exported before.
+    #: The added parts that only hold rows of earlier exports.
     rearranged_parts: int
-    #: Whether columns, or partition columns, are others than before; in the first version they are.
+    #: True if columns or partition columns changed, and in the first version.
     columns_changed: bool
-    #: Until when the parts are kept, whatever supersedes them; None: until the next export, or nothing was done.
+    #: The time until which the parts are kept. None: until the next export, or in a dry run.
     kept_until_ms: int | None = None
     dry_run: bool = False
 
@@ -101,7 +100,8 @@ def export_delta(
                 return _report(plan, kept=kept)
         unpin(handle, kept.name)
     raise CommitConflict(
-        f"{handle.table}: {ATTEMPTS_MAX} times another export came first. Nothing was exported. Let one program export."
+        f"{handle.table}: the export lost {ATTEMPTS_MAX} conflicts to other exports. Nothing was exported. Run one "
+        "export at a time."
     )
 
 
@@ -126,15 +126,15 @@ def _report(plan: DeltaPlan, *, kept: Pin | None = None, dry_run: bool = False) 
 
 
 def _pin(handle: Handle, plan: DeltaPlan, keep: timedelta | None) -> Pin:
-    """Keep the snapshot. Raises SnapshotExpired when that cannot be promised any more, and as `pin` does."""
+    """Pin the snapshot. Raises the errors of `pin`, such as SnapshotExpired."""
     name = f"delta-export-{plan.version}-{handle.clock.new_id()[:12]}"
     return pin(handle, name, plan.pin_ms, expires=keep)
 
 
 def _publish(handle: Handle, plan: DeltaPlan, kept: Pin) -> bool:
-    """Put the next version; whether it is ours. Raises CommitTimedOut; StoreUnavailable when that is not known."""
+    """Put the next version, and return False if it exists. Raises CommitTimedOut, StoreUnavailable."""
     if kept.expired(handle.clock.now_ms()):
-        raise CommitTimedOut(f"{handle.table}: the export took longer than keep. Nothing was exported. Try again.")
+        raise CommitTimedOut(f"{handle.table}: the export took longer than keep. Nothing was exported. Retry it.")
     info = DeltaCommitInfo(
         timestamp=handle.clock.now_ms(),
         operation=plan.operation,
@@ -158,7 +158,9 @@ def _publish(handle: Handle, plan: DeltaPlan, kept: Pin) -> bool:
         case PutOutcome.CONFLICT:
             return False
         case PutOutcome.NOT_FOUND:
-            raise StoreUnavailable(f"{handle.table}: the store did not answer, and '{key}' is not there. Try again.")
+            raise StoreUnavailable(
+                f"{handle.table}: the store did not respond, and '{key}' does not exist. Retry the export."
+            )
     log = plan.log
     log.version = plan.version
     log.bytes_since_checkpoint += len(body)
@@ -176,8 +178,8 @@ def _tidy(handle: Handle, plan: DeltaPlan, kept: Pin, folder: Path) -> None:
     for other in read_pins(handle):
         if _is_needless(handle, log, other, kept):
             unpin(handle, other.name)
-    far = log.version - log.checkpoint >= VERSIONS_PER_CHECKPOINT
-    if far or log.bytes_since_checkpoint >= BYTES_PER_CHECKPOINT:
+    many_versions = log.version - log.checkpoint >= VERSIONS_PER_CHECKPOINT
+    if many_versions or log.bytes_since_checkpoint >= BYTES_PER_CHECKPOINT:
         path = folder / "checkpoint.parquet"
         write_checkpoint(log, path)
         with suppress(ObjectExists):  # another export made it
@@ -186,21 +188,21 @@ def _tidy(handle: Handle, plan: DeltaPlan, kept: Pin, folder: Path) -> None:
     base = max((v for v, stored_ms in log.checkpoints_ms.items() if stored_ms <= before_ms), default=0)
     old = [version_key(handle, v) for v in log.versions_ms if v < base]
     if old:
-        # One that a program of Delta put may name a checkpoint that goes now.
+        # A `_last_checkpoint` of a Delta program may name a deleted checkpoint.
         last = f"{handle.keys.delta_prefix}_last_checkpoint"
         handle.store.delete([last, *old, *(checkpoint_key(handle, v) for v in log.checkpoints_ms if v < base)])
 
 
 def _is_needless(handle: Handle, log: DeltaLog, other: Pin, kept: Pin) -> bool:
-    found = _PIN.fullmatch(other.name)
-    if found is None or other.name == kept.name:
+    match = _PIN.fullmatch(other.name)
+    if match is None or other.name == kept.name:
         return False
-    version = int(found[1])
+    version = int(match[1])
     if version >= log.version:
         return version == log.version and _rank(other) < _rank(kept)
-    superseded_ms = log.versions_ms.get(version + 1, 0)  # of one that was deleted, long ago
+    superseded_ms = log.versions_ms.get(version + 1, 0)  # 0: the version was deleted
     return superseded_ms + handle.timing.grace_ms + handle.timing.max_skew_ms <= handle.clock.now_ms()
 
 
-def _rank(one: Pin) -> tuple[bool, int, str]:
-    return one.expires_ms is None, one.expires_ms or 0, one.name
+def _rank(of: Pin) -> tuple[bool, int, str]:
+    return of.expires_ms is None, of.expires_ms or 0, of.name

@@ -1,11 +1,11 @@
-"""A Delta log that exports wrote: what is in it, and what a new version or a checkpoint looks like.
+"""The Delta log of exports: records of its files, reading, checkpoints.
 
     _delta_log/<version, 20 digits>.json                 one version: a line for each action
-    _delta_log/<version, 20 digits>.checkpoint.parquet   all that holds at that version, so that nobody reads them all
+    _delta_log/<version, 20 digits>.checkpoint.parquet   the state at that version
 
-Nothing is ever replaced. There is no `_last_checkpoint`, which would be: readers list the folder then, and what is old
-is deleted. Every version says in its `commitInfo` that an export of this table wrote it. A feature of its own keeps
-programs of Delta from writing: they refuse a table with a writer's feature that they do not know, and read it.
+No object is replaced. A `_last_checkpoint` would be, so there is none: readers list the folder. The `commitInfo` of
+each version names the table whose export wrote it. A writer feature of our own keeps Delta programs from writing: they
+read a table with an unknown writer feature but reject writes to it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ __all__ = ["ENGINE", "WRITER_FEATURE", "Action", "Add", "DeltaCommitInfo", "Delt
            "Remove", "checkpoint_key", "encoded", "path_of", "read_delta_log", "version_key",
            "write_checkpoint"]  # fmt: skip
 
-#: What Delta's own programs would have to know to write to the table.
+#: The writer feature that Delta programs do not support.
 WRITER_FEATURE = "icedbExport"
 ENGINE = "icedb"
 _NAME = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 
 
 class Format(msgspec.Struct, frozen=True):
-    """How the files are encoded."""
+    """The encoding of the files."""
 
     provider: str = "parquet"
     options: dict[str, str] = {}
 
 
 class Protocol(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What a program must know to read or to write the table."""
+    """The features that a program needs to read or write the table."""
 
     min_reader_version: int
     min_writer_version: int
@@ -62,7 +62,7 @@ class MetaData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Add(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A file is part of the table from this version on."""
+    """A file that the version adds."""
 
     path: str
     partition_values: dict[str, str | None]
@@ -73,7 +73,7 @@ class Add(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Remove(msgspec.Struct, frozen=True, rename="camel"):
-    """A file is no part of the table any more."""
+    """A file that the version removes."""
 
     path: str
     deletion_timestamp: int
@@ -84,7 +84,7 @@ class Remove(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeltaCommitInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """Who wrote a version. `table` is the id in the table's spec, `pin` what keeps the version's files."""
+    """The export that wrote a version. `table` is the id in the table's spec, `pin` the pin of the version's files."""
 
     timestamp: int
     operation: str
@@ -98,7 +98,7 @@ class DeltaCommitInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Action(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """One line of a version: one of these."""
+    """One line of a version: exactly one field is set."""
 
     commit_info: DeltaCommitInfo | None = None
     protocol: Protocol | None = None
@@ -107,39 +107,37 @@ class Action(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     remove: Remove | None = None
 
 
-class _Who(msgspec.Struct, rename="camel"):
+class _Author(msgspec.Struct, rename="camel"):
     engine_info: str = ""
     table: str = ""
 
 
-class _Line(msgspec.Struct, rename="camel"):
-    """As little of an action as tells who wrote it."""
-
-    commit_info: _Who | None = None
+class _FirstLine(msgspec.Struct, rename="camel"):
+    commit_info: _Author | None = None
 
 
 _actions = msgspec.json.Decoder(Action)
-_lines = msgspec.json.Decoder(_Line)
+_first_line = msgspec.json.Decoder(_FirstLine)
 
 
 @dataclass(slots=True)
 class DeltaLog:
-    """What the versions say together. `version` is -1 as long as there is none."""
+    """The replayed state of all versions. `version` is -1 if there is none."""
 
     version: int = -1
     protocol: Protocol | None = None
     meta_data: MetaData | None = None
-    #: By path, as the log writes it.
+    #: By path, encoded as in the log.
     files: dict[str, Add] = field(default_factory=dict)
-    #: The newest checkpoint, -1 without any, and what of the log came after it.
+    #: The newest checkpoint, -1 if there is none, and the bytes of the versions after it.
     checkpoint: int = -1
     bytes_since_checkpoint: int = 0
-    #: When the store got each version that is there; and each checkpoint.
+    #: The store's time of each existing version and checkpoint.
     versions_ms: dict[int, int] = field(default_factory=dict)
     checkpoints_ms: dict[int, int] = field(default_factory=dict)
 
     def apply(self, action: Action) -> None:
-        """Take over what a line of the next version says."""
+        """Replay a line of the next version."""
         self.protocol = action.protocol or self.protocol
         self.meta_data = action.meta_data or self.meta_data
         if action.add is not None:
@@ -149,23 +147,23 @@ class DeltaLog:
 
 
 def version_key(handle: Handle, version: int) -> str:
-    """The key of a version's object."""
+    """Return the key of a version's object."""
     return f"{handle.keys.delta_prefix}{version:020d}.json"
 
 
 def checkpoint_key(handle: Handle, version: int) -> str:
-    """The key of the checkpoint at a version."""
+    """Return the key of the checkpoint at a version."""
     return f"{handle.keys.delta_prefix}{version:020d}.checkpoint.parquet"
 
 
 def path_of(handle: Handle, key: str) -> str:
-    """How Delta names a part: below the table, percent-encoded, as a partition's path is once already."""
+    """Return Delta's path of a part, relative to the table and percent-encoded (partition values are so already)."""
     below = key.removeprefix(handle.keys.data_prefix.removesuffix("_data/"))
     return quote(below, safe="/=")
 
 
 def encoded(actions: Iterable[Action]) -> Iterator[bytes]:
-    """The lines of a version."""
+    """Encode the lines of a version."""
     return (msgspec.json.encode(action) + b"\n" for action in actions)
 
 
@@ -179,58 +177,57 @@ def read_delta_log(handle: Handle, folder: Path) -> DeltaLog:
     for info in handle.store.list(handle.keys.delta_prefix):
         _note(log, sizes, info, handle.keys.delta_prefix)
     if not log.versions_ms:
-        if log.checkpoints_ms:  # a reader would begin with it, whatever we put
-            key = version_key(handle, max(log.checkpoints_ms))
-            raise CorruptLog(f"{handle.table}: {_lacks(key)}", key=key)
+        if log.checkpoints_ms:  # a Delta reader would begin there
+            raise _missing(handle, version_key(handle, max(log.checkpoints_ms)))
         return log
     log.version = max(log.versions_ms)
     log.checkpoint = max((v for v in log.checkpoints_ms if v <= log.version), default=-1)
     since = range(log.checkpoint + 1, log.version + 1)
-    if missing := [v for v in since if v not in log.versions_ms]:
-        key = version_key(handle, missing[0])
-        raise CorruptLog(f"{handle.table}: {_lacks(key)}", key=key)
+    if missing_versions := [v for v in since if v not in log.versions_ms]:
+        raise _missing(handle, version_key(handle, missing_versions[0]))
     log.bytes_since_checkpoint = sum(sizes[v] for v in since)
     if log.checkpoint >= 0:
         _read_checkpoint(handle, log, folder)
-    # The newest is read even when a checkpoint holds it: it says who wrote it.
+    # The newest version is read even if a checkpoint covers it, to check its author.
     keys = {version_key(handle, v): v for v in sorted({*since, log.version})}
-    found = handle.store.get_many(list(keys))
-    if gone := next((key for key in keys if key not in found), None):
-        raise CorruptLog(f"{handle.table}: {_lacks(gone)}", key=gone)
+    objects = handle.store.get_many(list(keys))
+    if missing_key := next((key for key in keys if key not in objects), None):
+        raise _missing(handle, missing_key)
     for key, version in keys.items():
-        _check_ours(handle, key, found[key].body)
+        _check_author(handle, key, objects[key].body)
         if version > log.checkpoint:
-            for line in found[key].body.splitlines():
+            for line in objects[key].body.splitlines():
                 log.apply(_actions.decode(line))
     return log
 
 
 def _note(log: DeltaLog, sizes: dict[int, int], info: ObjectInfo, prefix: str) -> None:
-    found = _NAME.fullmatch(info.key.removeprefix(prefix))
-    if found and found[2] == "json":
-        log.versions_ms[int(found[1])] = info.stored_ms
-        sizes[int(found[1])] = info.bytes
-    elif found:
-        log.checkpoints_ms[int(found[1])] = info.stored_ms
+    match = _NAME.fullmatch(info.key.removeprefix(prefix))
+    if match and match[2] == "json":
+        log.versions_ms[int(match[1])] = info.stored_ms
+        sizes[int(match[1])] = info.bytes
+    elif match:
+        log.checkpoints_ms[int(match[1])] = info.stored_ms
 
 
-def _lacks(key: str) -> str:
-    return (
-        f"'{key}' is not there, so nobody can tell what the Delta log says, or whose it is. Move the whole "
-        "folder '_delta_log' away; the next export begins another one."
+def _missing(handle: Handle, key: str) -> CorruptLog:
+    return CorruptLog(
+        f"{handle.table}: '{key}' is missing, so the Delta log and its author cannot be read. Move the whole folder "
+        "'_delta_log' away; the next export starts a new one.",
+        key=key,
     )
 
 
-def _check_ours(handle: Handle, key: str, body: bytes) -> None:
+def _check_author(handle: Handle, key: str, body: bytes) -> None:
     """Raise UncoordinatedMaintenance unless an export of this table wrote a version."""
     try:
-        who = _lines.decode(body.partition(b"\n")[0]).commit_info
+        author = _first_line.decode(body.partition(b"\n")[0]).commit_info
     except msgspec.DecodeError:
-        who = None
-    if who is None or not who.engine_info.startswith(ENGINE) or who.table != handle.spec.id:
+        author = None
+    if author is None or not author.engine_info.startswith(ENGINE) or author.table != handle.spec.id:
         raise UncoordinatedMaintenance(
-            f"{handle.table}: '{key}' was not written by an export of this table. Nothing was exported. If a program "
-            "of Delta wrote rows there, insert them into this table; then move the folder '_delta_log' away, and "
+            f"{handle.table}: '{key}' was not written by an export of this table. Nothing was exported. If a Delta "
+            "program wrote rows there, insert them into this table. Then move the folder '_delta_log' away, and "
             "export again."
         )
 
@@ -276,14 +273,14 @@ _ROWS_AT_ONCE = 10_000
 
 
 def write_checkpoint(log: DeltaLog, path: Path) -> None:
-    """Write what holds at a log's version to a file. No program may vacuum the table, so removals need not be kept."""
+    """Write the state of a log to a file. Removals are omitted, because no program may vacuum the table."""
     rows: list[dict[str, object]] = [
         {"protocol": msgspec.to_builtins(log.protocol)},
         {"metaData": msgspec.to_builtins(log.meta_data)},
     ]
     with pq.ParquetWriter(path, _CHECKPOINT) as file:
         for add in log.files.values():
-            # What a checkpoint holds is no change.
+            # An entry of a checkpoint is no change of the data.
             rows.append({"add": msgspec.to_builtins(msgspec.structs.replace(add, data_change=False))})
             if len(rows) == _ROWS_AT_ONCE:
                 file.write_table(pa.Table.from_pylist(rows, _CHECKPOINT))

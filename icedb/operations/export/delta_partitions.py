@@ -1,23 +1,21 @@
-"""The values of partition columns, as Delta writes them down for each file: typed, and complete.
+"""The values of partition columns for each file, as Delta needs them: typed and complete.
 
-They are in the paths of parts. A part of an older partitioning has others there; what it lacks follows from its rows,
-if these have one value. Delta has none for the empty text, which it takes for null.
+They come from the paths of parts. The path of a part of an older partitioning lacks some of them. These come from its
+rows, if all rows have the same value. Delta reads an empty text as null, so such values are rejected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import duckdb
 import pyarrow as pa
 
 from icedb.errors import InvalidPartitionValue
 from icedb.format.keys import decode_partition
-from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
-from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 
 __all__ = ["partition_values"]
 
@@ -28,81 +26,81 @@ _EXAMPLES = 3
 
 
 def partition_values(snapshot: Snapshot, parts: Sequence[Part], columns: Mapping[str, str]) -> list[Values]:
-    """Of each part, in order. `columns` are the partition columns to tell, with their DuckDB types.
+    """Return the values of each part, in order. `columns` maps the partition columns to their DuckDB types.
 
-    Parts whose paths do not tell are opened.
+    Parts whose paths lack a column are opened.
     Raises InvalidPartitionValue, the store's errors, SnapshotExpired and MissingPart.
     """
     if not columns:
         return [{} for _ in parts]
-    told: dict[str, Values] = {}
-    unclear: list[Part] = []
+    by_path: dict[str, Values] = {}
+    parts_to_open: list[Part] = []
     for part in parts:
-        if part.partition not in told:
+        if part.partition not in by_path:
             values = decode_partition(part.partition)
             if columns.keys() <= values.keys():
-                told[part.partition] = {c: values[c] for c in columns}
+                by_path[part.partition] = {c: values[c] for c in columns}
             else:
-                unclear.append(part)
-    computed = _from_rows(snapshot, unclear, columns) if unclear else {}
-    written = dict(zip(told, _typed(snapshot.table, list(told.values()), columns), strict=True))
-    written_of_rows = dict(zip(computed, _typed(snapshot.table, list(computed.values()), columns), strict=True))
-    return [written_of_rows.get(p.key) or written[p.partition] for p in parts]
+                parts_to_open.append(part)
+    by_key = _from_rows(snapshot, parts_to_open, columns) if parts_to_open else {}
+    typed_by_path = dict(zip(by_path, _typed(snapshot.table, list(by_path.values()), columns), strict=True))
+    typed_by_key = dict(zip(by_key, _typed(snapshot.table, list(by_key.values()), columns), strict=True))
+    return [typed_by_key.get(p.key) or typed_by_path[p.partition] for p in parts]
 
 
 def _from_rows(snapshot: Snapshot, parts: Sequence[Part], columns: Mapping[str, str]) -> dict[str, Values]:
-    """Part's key -> the values that all its rows have."""
+    """Return the values that all rows of a part share, by the part's key."""
     handle = snapshot.handle
     rows = relation(
         handle, parts, snapshot.schema, snapshot.partition_schema, expressions=snapshot.expressions, with_file=True
     )
-    asked = ", ".join(f"CAST({quote_name(c)} AS VARCHAR) AS {quote_name(c)}" for c in columns)
-    found: dict[str, list[tuple[str | None, ...]]] = {}
-    with connect_reader(handle.location) as con:
-        try:
-            answer = con.execute(f"SELECT DISTINCT {FILE_COLUMN}, {asked} FROM ({rows})").fetchall()
-        except (duckdb.Error, ObjectNotFound) as error:
-            raise translate_read_error(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
-    for path, *values in answer:
-        found.setdefault(str(path), []).append(tuple(values))
-    of_parts = {p: found.get(path, []) for p, path in zip(parts, handle.readable_paths(parts), strict=True)}
-    if several := [p.key for p, values in of_parts.items() if len(values) > 1]:
-        varied = [c for n, c in enumerate(columns) if any(len({v[n] for v in vs}) > 1 for vs in of_parts.values())]
+    texts = ", ".join(f"CAST({quote_name(c)} AS VARCHAR) AS {quote_name(c)}" for c in columns)
+    by_path: dict[str, list[tuple[str | None, ...]]] = {}
+    with translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms), connect_reader(handle.location) as con:
+        path_values = con.execute(f"SELECT DISTINCT {FILE_COLUMN}, {texts} FROM ({rows})").fetchall()
+    for path, *values in path_values:
+        by_path.setdefault(str(path), []).append(tuple(values))
+    of_parts = {p: by_path.get(path, []) for p, path in zip(parts, handle.part_paths.readable(parts), strict=True)}
+    if mixed := [p.key for p, values in of_parts.items() if len(values) > 1]:
+        mixed_columns = [
+            c for n, c in enumerate(columns) if any(len({v[n] for v in vs}) > 1 for vs in of_parts.values())
+        ]
         raise InvalidPartitionValue(
-            f"{snapshot.table}: {len(several)} parts have rows with several values of the partition columns {varied} "
-            f"({_examples(several)}): they were written before the table was partitioned so, and Delta knows one value "
-            "for a file. " + _REMEDY.format(also=", or write those rows again (`overwrite` with the answer of a query)")
+            f"{snapshot.table}: {len(mixed)} parts have rows with several values of the partition columns "
+            f"{mixed_columns} ({_examples(mixed)}). They were written under another partitioning, and Delta has one "
+            "value for each file. "
+            + _REMEDY.format(also=", or write those rows again: overwrite with a query's result")
         )
     return {p.key: dict(zip(columns, values[0], strict=True)) for p, values in of_parts.items()}
 
 
 def _typed(table: str, all_values: list[Values], columns: Mapping[str, str]) -> Iterator[Values]:
-    """The values in the way that Delta writes their types."""
+    """Return the values in Delta's notation of their types."""
     by_column = {}
     for column, type_ in columns.items():
         texts = sorted({text for values in all_values if (text := values[column]) is not None})
-        by_column[column] = _written(table, column, type_, texts)
+        by_column[column] = _notation(table, column, type_, texts)
     for values in all_values:
         yield {c: None if (text := values[c]) is None else by_column[c][text] for c in columns}
 
 
-def _written(table: str, column: str, type_: str, texts: list[str]) -> dict[str, str]:
+def _notation(table: str, column: str, type_: str, texts: list[str]) -> dict[str, str]:
     if type_ == "VARCHAR" or not texts:
-        found: list[str | None] = list(texts)
+        delta_values: list[str | None] = list(texts)
     else:
         with connect_sandbox() as con:
             con.register("v", pa.table({"text": pa.array(texts, pa.string())}))
             value = f"TRY_CAST(text AS {type_})"
             if type_ == "TIMESTAMP WITH TIME ZONE":
                 value = f"strftime({value} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
-            found = [v for (v,) in con.execute(f"SELECT CAST({value} AS VARCHAR) FROM v").fetchall()]
-    if unfit := [text for text, value in zip(texts, found, strict=True) if not value]:
+            delta_values = [v for (v,) in con.execute(f"SELECT CAST({value} AS VARCHAR) FROM v").fetchall()]
+    if rejected := [text for text, value in zip(texts, delta_values, strict=True) if not value]:
         raise InvalidPartitionValue(
-            f"{table}: the partition column '{column}' ({type_}) has values that Delta cannot have: "
-            f"{unfit[:_EXAMPLES]} (the empty text means null there; others must be of the column's type). "
+            f"{table}: the partition column '{column}' ({type_}) has values that Delta does not support: "
+            f"{rejected[:_EXAMPLES]}. Delta reads the empty text as null; other values must be of the column's type. "
             + _REMEDY.format(also="")
         )
-    return {text: str(value) for text, value in zip(texts, found, strict=True)}
+    return {text: str(value) for text, value in zip(texts, delta_values, strict=True)}
 
 
 def _examples(keys: Sequence[str]) -> str:

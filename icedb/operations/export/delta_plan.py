@@ -1,4 +1,4 @@
-"""What an export to Delta would publish: a snapshot, and how it differs from what the Delta log has."""
+"""The plan of an export to Delta: a snapshot, and its difference to the Delta log."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from icedb.operations.export.delta_partitions import partition_values
 from icedb.operations.export.delta_statistics import delta_statistics
 from icedb.operations.export.delta_types import NO_ZONE, delta_schema
 from icedb.operations.export.rearranged import rearranged
-from icedb.reader.scan_sql import visible_partitions
 from icedb.reader.snapshot import Snapshot, take_snapshot
-from icedb.transaction.table_handle import Handle, Part
-from icedb.transaction.time_bounds import newest_ms
+from icedb.reader.time_bounds import newest_ms
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["DeltaPlan", "plan_export"]
 
 
 @dataclass(frozen=True)
 class DeltaPlan:
-    """A snapshot, what the Delta log has, and the difference."""
+    """A snapshot, the Delta log, and the difference."""
 
     log: DeltaLog
     snapshot: Snapshot
-    #: The time to pin for it; None: that of the newest commit.
+    #: The time to pin for it. None: the time of the newest commit.
     pin_ms: int | None
     protocol: Protocol | None
     meta_data: MetaData | None
@@ -46,17 +46,17 @@ class DeltaPlan:
 
     @property
     def differs(self) -> bool:
-        """Whether there is anything to publish."""
+        """True if there is anything to publish."""
         return bool(self.protocol or self.meta_data or self.adds or self.removes)
 
     @cached_property
     def version(self) -> int:
-        """The one that readers shall see: the next, or the newest if nothing differs. Known before the log moves on."""
+        """The next version, or the newest if nothing differs. Cached, because publishing changes the log."""
         return self.log.version + self.differs
 
     @property
     def operation(self) -> str:
-        """What the version's history says."""
+        """The operation in the version's history."""
         if self.version == 0:
             return "CREATE TABLE"
         if not any(a.data_change for a in self.adds) and not any(r.data_change for r in self.removes):
@@ -65,19 +65,19 @@ class DeltaPlan:
 
 
 def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[str], folder: Path) -> DeltaPlan:
-    """Look at the Delta log, then at the table. `folder` is for files on the way.
+    """Read the Delta log, then take a snapshot. `folder` is for temporary files.
 
     Raises UnsupportedType, InvalidPartitionValue, UnknownColumn, InvalidOption, and as `read_delta_log` and
     `take_snapshot` do.
     """
     log = read_delta_log(handle, folder)
-    snapshot, pin_ms = _look(handle, as_of_ms)
+    snapshot, pin_ms = _snapshot(handle, as_of_ms)
     columns, partitions = _columns(snapshot, exclude_columns)
     schema = delta_schema(columns, partitions, table=handle.table)
     meta_data = _meta_data(handle, log, schema, list(partitions))
     same_partitions = log.meta_data is not None and log.meta_data.partition_columns == list(partitions)
     paths = {path_of(handle, p.key): p for p in snapshot.parts}
-    # Of other partition columns, every file is to be told again, with their values.
+    # If the partition columns changed, every file is added again with its values.
     new = {path: p for path, p in paths.items() if not same_partitions or path not in log.files}
     gone = {path: add for path, add in log.files.items() if path not in paths}
     unchanged = _unchanged(handle, log, paths, gone)
@@ -92,11 +92,10 @@ def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[
     )
 
 
-def _look(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
-    """The snapshot to export, and the time by which a pin keeps its parts.
+def _snapshot(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
+    """Return the snapshot to export, and the time to pin: that of the newest commit.
 
-    That of the newest commit: whatever supersedes them has a later time, by whichever clock, but perhaps not later than
-    now.
+    A commit that supersedes the parts has a later time than that, by any clock, but perhaps not later than now.
     """
     if as_of_ms is not None:
         return take_snapshot(handle, as_of_ms), as_of_ms
@@ -105,15 +104,15 @@ def _look(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
     pin_ms = newest_ms(handle, state, now_ms) or None
     if (pin_ms or 0) == state.newest_ms:
         return take_snapshot(handle, pin_ms), pin_ms
-    # What a clock far ahead wrote can neither be pinned nor superseded before its time has come.
+    # A commit of a clock far ahead can neither be pinned nor superseded before its time.
     return take_snapshot(handle), pin_ms
 
 
 def _columns(snapshot: Snapshot, exclude_columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The columns in the parts and those that only paths tell, without those to leave out."""
+    """Return the columns in the parts and those that are only in paths, without `exclude_columns`."""
     if isinstance(exclude_columns, str):
-        raise InvalidOption(f"{snapshot.table}: exclude_columns is a list of columns, not one text.")
-    partitions = visible_partitions(snapshot.schema, snapshot.partition_schema)
+        raise InvalidOption(f"{snapshot.table}: exclude_columns is a text; give a list of columns.")
+    partitions = snapshot.visible_partitions
     if unknown := [c for c in exclude_columns if c not in snapshot.schema and c not in partitions]:
         raise UnknownColumn(
             f"{snapshot.table}: exclude_columns names {unknown}; the table has {[*snapshot.schema, *partitions]}."
@@ -122,15 +121,16 @@ def _columns(snapshot: Snapshot, exclude_columns: Sequence[str]) -> tuple[dict[s
     partitions = {c: t for c, t in partitions.items() if c not in exclude_columns}
     if not columns:
         raise InvalidOption(
-            f"{snapshot.table}: there is no column to export. Insert rows first, or declare columns, and leave one in."
+            f"{snapshot.table}: there is no column to export. Insert rows or declare columns first, and do not exclude "
+            "all of them."
         )
     return columns, partitions
 
 
 def _protocol(log: DeltaLog, schema: str) -> Protocol | None:
-    """What readers must know, if that is news: it never becomes less."""
-    known = log.protocol.reader_features if log.protocol is not None else None
-    if f'"{NO_ZONE}"' in schema or known:
+    """Return the required protocol, or None if the log has it. Features are never removed."""
+    reader_features = log.protocol.reader_features if log.protocol is not None else None
+    if f'"{NO_ZONE}"' in schema or reader_features:
         needed = Protocol(3, 7, ["timestampNtz"], [WRITER_FEATURE, "timestampNtz"])
     else:
         needed = Protocol(1, 7, None, [WRITER_FEATURE])
@@ -138,17 +138,17 @@ def _protocol(log: DeltaLog, schema: str) -> Protocol | None:
 
 
 def _meta_data(handle: Handle, log: DeltaLog, schema: str, partitions: list[str]) -> MetaData | None:
-    known = log.meta_data
-    if known is not None:
-        needed = MetaData(known.id, schema, partitions, known.created_time)
-        return None if (known.schema_string, known.partition_columns) == (schema, partitions) else needed
+    current = log.meta_data
+    if current is not None:
+        needed = MetaData(current.id, schema, partitions, current.created_time)
+        return None if (current.schema_string, current.partition_columns) == (schema, partitions) else needed
     return MetaData(str(uuid.UUID(handle.clock.new_id())), schema, partitions, handle.clock.now_ms())
 
 
 def _unchanged(handle: Handle, log: DeltaLog, paths: Mapping[str, Part], gone: Collection[str]) -> frozenset[str]:
-    """The paths of files that come or go without a change of the rows."""
+    """Return the paths of files whose addition or removal changes no row."""
     if handle.spec.merge_query or not log.files:
-        return frozenset()  # somebody's own query may make anything of rows
+        return frozenset()  # a merge query may change any row
     again = frozenset(path for path in paths if path in log.files)
     if not gone:
         return again
@@ -157,8 +157,8 @@ def _unchanged(handle: Handle, log: DeltaLog, paths: Mapping[str, Part], gone: C
     by_path = {path_of(handle, m.key): m.key for m in state.dead}
     exported |= {by_path[path] for path in gone if path in by_path}
     now = {p.key for p in paths.values()}
-    found = rearranged(state, data_prefix=handle.keys.data_prefix, exported=exported, now=now)
-    return again | {path_of(handle, key) for key in found}
+    moved = rearranged(state, data_prefix=handle.keys.data_prefix, exported=exported, now=now)
+    return again | {path_of(handle, key) for key in moved}
 
 
 def _adds(

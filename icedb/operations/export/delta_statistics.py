@@ -1,7 +1,7 @@
-"""What the log says of a part's columns, as Delta's `stats`: only what is exact.
+"""Exact bounds of a part's columns from the log, as Delta's `stats`.
 
-Engines skip files by these, and some answer `max(x)` by them alone. So a text that the log has cut is left out, and so
-is what JSON has no number or ISO 8601 no date for.
+Engines skip files by them, and some compute `max(x)` from them alone. So truncated texts are omitted, as are numbers
+that JSON and dates that ISO 8601 cannot represent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 
 __all__ = ["delta_statistics"]
 
@@ -21,16 +21,16 @@ _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT"
 _FLOATS = ("FLOAT", "DOUBLE")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)(\+00)?")
-#: Of these, nulls are all that is told.
+#: Types with a null count but no bounds.
 _NULLS_ONLY = ("BOOLEAN",)
 _TYPES = (*_INTEGERS, *_FLOATS, *_NULLS_ONLY, "VARCHAR", "DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
 
 
 def delta_statistics(parts: Sequence[Part], columns: Mapping[str, str]) -> Iterator[str | None]:
-    """The `stats` of each part as JSON; None of one of which nothing is known. `columns` are those of the files."""
-    told = {c: t for c, t in columns.items() if t in _TYPES}
-    for part, bounds in zip(parts, bounds_of([p.stats for p in parts], told), strict=True):
-        yield _of_part(part, dict(zip(told.items(), bounds, strict=True)))
+    """Yield the `stats` of each part as JSON, or None if its row count is unknown. `columns` are those of the files."""
+    supported = {c: t for c, t in columns.items() if t in _TYPES}
+    for part, bounds in zip(parts, bounds_of([p.stats for p in parts], supported), strict=True):
+        yield _of_part(part, dict(zip(supported.items(), bounds, strict=True)))
 
 
 def _of_part(part: Part, bounds: Mapping[tuple[str, str], Bounds | None]) -> str | None:
@@ -39,21 +39,21 @@ def _of_part(part: Part, bounds: Mapping[tuple[str, str], Bounds | None]) -> str
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for (column, type_), known in bounds.items():
-        # Of what is superseded, the column may have had another type.
-        if known is None or part.tombstoned_ms is not None:
+    for (column, type_), column_bounds in bounds.items():
+        # The column of a superseded part may have had another type.
+        if column_bounds is None or part.tombstoned_ms is not None:
             continue
-        low, high, nulls[column] = known
+        low, high, nulls[column] = column_bounds
         if (value := _exact(low, type_)) is not None:
             least[column] = value
         if (value := _exact(high, type_)) is not None:
             greatest[column] = value
-    found = {"numRecords": part.rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    statistics = {"numRecords": part.rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return json.dumps(statistics, ensure_ascii=False, separators=(",", ":"))
 
 
 def _exact(text: str | None, type_: str) -> Any:
-    """A bound as Delta has it; None when it has none."""
+    """Convert a bound to Delta's notation. None if Delta has none."""
     if text is None or type_ in _NULLS_ONLY:
         return None
     if type_ in _INTEGERS:
@@ -65,12 +65,12 @@ def _exact(text: str | None, type_: str) -> Any:
         return text if len(text) < TEXT_MAX else None
     if type_ == "DATE":
         return text if _DATE.fullmatch(text) else None
-    found = _TIME.fullmatch(text)
-    return found and f"{found[1]}T{found[2]}{'Z' if found[3] else ''}"
+    match = _TIME.fullmatch(text)
+    return match and f"{match[1]}T{match[2]}{'Z' if match[3] else ''}"
 
 
 def _number(text: str) -> float:
-    """NaN for what is none: another program may have written it."""
+    """Parse a number. Another program may have written a text that is none: then NaN."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""DuckDB's types as Delta's, for columns that are in Parquet files already: a reader must find there what it is told.
+"""DuckDB types as Delta types, for columns of existing Parquet files.
 
     BOOLEAN, TINYINT to BIGINT, FLOAT, DOUBLE      boolean, byte to long, float, double
     UTINYINT, USMALLINT, UINTEGER                  the next wider integer: short, integer, long
@@ -8,14 +8,14 @@
     TIMESTAMP WITH TIME ZONE                       timestamp
     T[], T[n], MAP, STRUCT                         array, map, struct
 
-UBIGINT, TIME, TIMESTAMP_NS and UUID have none that engines read right out of the files. The path of a partition column
-is text, so it may also be a UBIGINT (decimal) or a UUID (string).
+UBIGINT, TIME, TIMESTAMP_NS and UUID have no Delta type with which engines read the files correctly. The values of a
+partition column are texts in paths, so it may also be a UBIGINT (decimal) or a UUID (string).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import duckdb
 from duckdb.sqltypes import DuckDBPyType
@@ -37,24 +37,20 @@ _IN_PATHS = {"ubigint": "decimal(20,0)", "uuid": "string"}
 
 
 def delta_schema(columns: Mapping[str, str], partitions: Mapping[str, str], *, table: str) -> str:
-    """Delta's `schemaString`, of columns in files and of columns that paths tell. Raises UnsupportedType, for all."""
-    fields, refused = [], []
+    """Return Delta's `schemaString`: columns of files, then partition columns. UnsupportedType names all that fail."""
+    fields, unsupported = [], []
     for of_paths, name, text in [(False, *c) for c in columns.items()] + [(True, *c) for c in partitions.items()]:
         type_ = duckdb.sqltype(text)
-        found = _of_path(type_) if of_paths else _delta(type_)
-        if found is None:
-            refused.append(f"'{name}' ({text})")
-        fields.append(_field(name, found))
-    if refused:
-        raise _refused(refused, table)
+        delta_type = _of_path(type_) if of_paths else _delta(type_)
+        if delta_type is None:
+            unsupported.append(f"'{name}' ({text})")
+        fields.append(_field(name, delta_type))
+    if unsupported:
+        raise UnsupportedType(
+            f"{table}: Delta has no type for {', '.join(unsupported)}. Nothing was exported. "
+            "Name them in exclude_columns to export the others, or export as Parquet."
+        )
     return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
-
-
-def _refused(columns: Iterable[str], table: str) -> UnsupportedType:
-    return UnsupportedType(
-        f"{table}: Delta has no type for {', '.join(columns)}. Nothing was exported. "
-        "Name them in exclude_columns to export the others; or export as Parquet."
-    )
 
 
 def _field(name: str, type_: object) -> dict[str, object]:
@@ -62,12 +58,12 @@ def _field(name: str, type_: object) -> dict[str, object]:
 
 
 def _of_path(type_: DuckDBPyType) -> object:
-    found = _IN_PATHS.get(type_.id) or _delta(type_)
-    return found if isinstance(found, str) and found != "binary" else None
+    delta_type = _IN_PATHS.get(type_.id) or _delta(type_)
+    return delta_type if isinstance(delta_type, str) and delta_type != "binary" else None
 
 
 def _delta(type_: DuckDBPyType) -> object:
-    """What Delta calls a type: a name, or an object of a nested one; None: it has none."""
+    """Return Delta's name of a type, an object for a nested type, or None if Delta has no such type."""
     match type_.id:
         case "decimal":
             of = dict(type_.children)
@@ -79,13 +75,14 @@ def _delta(type_: DuckDBPyType) -> object:
             return _nested("map", keyType=inner["key"], valueType=inner["value"], valueContainsNull=True)
         case "struct":
             fields = _inner(type_)
-            known = None not in fields.values()
-            return _nested("struct", fields=[_field(*f) for f in fields.items()]) if known else None
+            if None in fields.values():
+                return None
+            return _nested("struct", fields=[_field(*f) for f in fields.items()])
     return _PLAIN.get(type_.id)
 
 
 def _inner(type_: DuckDBPyType) -> dict[str, object]:
-    """The types of which a nested one is made; an array's size is none."""
+    """Return the types in a nested type, without the size of an array."""
     return {name: _delta(inner) for name, inner in type_.children if isinstance(inner, DuckDBPyType)}
 
 

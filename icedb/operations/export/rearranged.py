@@ -1,9 +1,9 @@
-"""Which of the parts that came since an export hold nothing but rows that had been exported: a merge's, for example.
+"""Detection of parts that changed since an export without a change of the rows, such as those of a merge (compaction).
 
-A merge tombstones its inputs at its own time, in their partition, where its outputs begin. So dead parts and those that
-rows were moved into hang together, through several merges if need be. What hangs together is no change of the data if
-all of it had been exported or was moved there, and the numbers of rows are the same. What cannot be known is a change:
-programs that follow the log may read a row again, but miss none.
+A merge tombstones its inputs and adds its outputs in one partition, at one time. So the dead parts and the parts into
+which their rows moved are linked, through several merges if necessary. A group of linked parts changes no row if each
+part was exported or holds moved rows, and the row counts are equal. In doubt it counts as a change, so that programs
+which follow the log may read a row again, but miss none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Place = tuple[int, str]
 def rearranged(
     state: TableState, *, data_prefix: str, exported: Collection[str], now: Collection[str]
 ) -> frozenset[str]:
-    """The keys of parts that are in just one of `exported` and `now`, and together change no row. Pure."""
+    """Return the keys that are in only one of `exported` and `now` and together change no row. Pure."""
     fresh = [m for key in now if key not in exported and (m := state.parts.get(key)) is not None]
     inputs: dict[_Place, list[Marker]] = {}
     outputs: dict[_Place, list[Marker]] = {}
@@ -34,22 +34,22 @@ def rearranged(
             inputs.setdefault((marker.tombstoned_ms, partition), []).append(marker)
         if marker.moved:
             outputs.setdefault((marker.created_ms, partition), []).append(marker)
-    # What a restore brings back is a copy: its rows were there before, and not at the last export.
-    buried = {m.digest for m in state.dead if m.digest is not None}
-    found: set[str] = set()
-    seen: set[str] = set()
+    # A restored part is a copy of a dead one, whose rows the last export did not have.
+    dead_digests = {m.digest for m in state.dead if m.digest is not None}
+    unchanged: set[str] = set()
+    visited: set[str] = set()
     for marker in fresh:
-        if not marker.moved or marker.key in seen:
+        if not marker.moved or marker.key in visited:
             continue
-        together = _together(marker, inputs, outputs, data_prefix, exported, now)
-        seen |= together.keys()
-        restored = any(m.key in now and m.digest in buried for m in together.values())
-        if not restored and _same_rows(together.values(), exported, now):
-            found |= {key for key in together if (key in exported) != (key in now)}
-    return frozenset(found)
+        group = _linked(marker, inputs, outputs, data_prefix, exported, now)
+        visited |= group.keys()
+        restored = any(m.key in now and m.digest in dead_digests for m in group.values())
+        if not restored and _same_rows(group.values(), exported, now):
+            unchanged |= {key for key in group if (key in exported) != (key in now)}
+    return frozenset(unchanged)
 
 
-def _together(
+def _linked(
     first: Marker,
     inputs: dict[_Place, list[Marker]],
     outputs: dict[_Place, list[Marker]],
@@ -57,8 +57,8 @@ def _together(
     exported: Collection[str],
     now: Collection[str],
 ) -> dict[str, Marker]:
-    """All parts that rows went from or to, no further back than what was exported."""
-    together = {first.key: first}
+    """Return all parts from or to which rows moved, back to the exported ones."""
+    group = {first.key: first}
     todo = [first]
     while todo:
         marker = todo.pop()
@@ -70,20 +70,20 @@ def _together(
             places.append((marker.tombstoned_ms, partition))
         for place in places:
             for other in (*inputs.get(place, ()), *outputs.get(place, ())):
-                if other.key not in together:
-                    together[other.key] = other
+                if other.key not in group:
+                    group[other.key] = other
                     todo.append(other)
-    return together
+    return group
 
 
 def _same_rows(markers: Iterable[Marker], exported: Collection[str], now: Collection[str]) -> bool:
-    gone: list[Marker] = []
-    came: list[Marker] = []
+    removed: list[Marker] = []
+    added: list[Marker] = []
     for marker in markers:
         before, after = marker.key in exported, marker.key in now
         if not before and not marker.moved:
-            return False  # rows that nobody who follows the log has seen
+            return False  # rows that no export had
         if before != after:
-            (came if after else gone).append(marker)
-    before_rows, after_rows = total_rows(gone), total_rows(came)
+            (added if after else removed).append(marker)
+    before_rows, after_rows = total_rows(removed), total_rows(added)
     return before_rows is not None and before_rows == after_rows

@@ -1,6 +1,6 @@
-"""The folder or prefix that an export of Parquet goes to: empty, or holding nothing but an earlier export.
+"""The target of an export to Parquet: a folder or prefix that is empty or holds only an earlier export.
 
-    _export.json     put first, and create-only: whose export this is; two into one target get in each other's way here
+    _export.json     put first, create-only: it names the export, and makes the second of two concurrent exports fail
     ...              the files
     _SUCCESS         put last: without it the export is not finished, or is being replaced
 
@@ -27,18 +27,18 @@ FINISHED = "_SUCCESS"
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """Where the files go. `own`: it lies in the table's own bucket, which copies by itself."""
+    """The place of the files. `own` is True in the table's own bucket, whose store copies by itself."""
 
     uri: str
     store: ObjectStore
-    #: What keys begin with, with the slash at its end; empty in a folder.
+    #: The prefix of all keys, with a slash at its end; empty in a folder.
     root: str
     own: bool
-    #: What an earlier export left, to be replaced.
+    #: The keys of an earlier export, which this one replaces.
     earlier: Sequence[str]
 
     def begin(self, body: bytes) -> None:
-        """Remove an earlier export, and make this one's first object, of a content that no other has.
+        """Delete an earlier export, and put this one's first object. `body` must be unique to the export.
 
         Raises InvalidOption, the store's errors.
         """
@@ -49,29 +49,31 @@ class ExportTarget:
         try:
             put = put_if_absent(self.store, self.root + STARTED, body)
         except ObjectNotFound:
-            raise InvalidOption(f"{self.uri}: nothing can be written there. Choose another target.") from None
+            raise InvalidOption(f"{self.uri}: the target cannot be written. Choose another target.") from None
         match put:
             case PutOutcome.CONFLICT:
                 raise InvalidOption(
-                    f"{self.uri}: another export into this place is under way. Choose another target, or wait for it."
+                    f"{self.uri}: another export into this target is under way. Choose another target, or wait for it."
                 )
             case PutOutcome.NOT_FOUND:
-                raise StoreUnavailable(f"{self.uri}: the store did not answer. Nothing was exported. Try again.")
+                raise StoreUnavailable(
+                    f"{self.uri}: the store did not respond. Nothing was exported. Retry the export."
+                )
 
     def finish(self) -> None:
-        """Say that all is there. Raises CommitStateUnknown, and then nothing may be removed: it may come late."""
+        """Put the last object. After CommitStateUnknown, nothing may be deleted: the put may still succeed."""
         try:
             absent = put_if_absent(self.store, self.root + FINISHED, b"") is PutOutcome.NOT_FOUND
         except StoreUnavailable:
             absent = True
         if absent:
             raise CommitStateUnknown(
-                f"{self.uri}: all files are there, but perhaps not '{FINISHED}': the store did not answer. If it is "
-                "not there, export again, with overwrite."
+                f"{self.uri}: all files were written, but the store did not respond to the put of '{FINISHED}'. If "
+                "that object is missing, export again, with overwrite."
             )
 
-    def give_up(self, keys: Sequence[str]) -> None:
-        """Remove what was put so far."""
+    def abort(self, keys: Sequence[str]) -> None:
+        """Delete the objects put so far."""
         self.store.delete(keys)
         self.store.delete([self.root + STARTED])
 
@@ -79,7 +81,7 @@ class ExportTarget:
 def open_target(
     handle: Handle, target: str | os.PathLike[str], storage_options: Mapping[str, str] | None, *, overwrite: bool
 ) -> ExportTarget:
-    """Look at the place, and change nothing. Raises InvalidOption when files cannot go there, the store's errors."""
+    """Check the target without a change. Raises InvalidOption if it cannot take an export, the store's errors."""
     location = parse_location(target, storage_options)
     home = handle.location
     if storage_options is None:
@@ -101,8 +103,7 @@ def _check_apart(handle: Handle, location: Location) -> None:
         ours, theirs = f"{other.uri}/", f"{location.uri}/"
         if ours.startswith(theirs) or theirs.startswith(ours):
             raise InvalidOption(
-                f"{handle.table}: '{location.uri}' lies inside the table, or the table inside of it. Export to a place "
-                "of its own."
+                f"{handle.table}: '{location.uri}' is inside the table, or contains it. Export to a separate place."
             )
 
 
@@ -119,7 +120,7 @@ def _check_no_table_above(handle: Handle, store: ObjectStore, location: Location
         except ObjectNotFound:
             continue
         raise InvalidOption(
-            f"{handle.table}: '{location.uri}' lies inside another table, '{above}'. Export to a place of its own."
+            f"{handle.table}: '{location.uri}' is inside another table, '{above}'. Export to a separate place."
         )
 
 
@@ -135,8 +136,8 @@ def _check_replaceable(
         )
     foreign = [k for k in earlier if k not in (root + STARTED, root + FINISHED) and not k.endswith(".parquet")]
     if foreign or root + STARTED not in earlier:
-        what = f"'{foreign[0]}' is not of an export" if foreign else f"it has no '{STARTED}'"
+        reason = f"'{foreign[0]}' is not of an export" if foreign else f"it has no '{STARTED}'"
         raise InvalidOption(
-            f"{handle.table}: '{location.uri}' holds what no export put there ({what}), so nothing is replaced. Choose "
-            "another target, or empty it yourself."
+            f"{handle.table}: '{location.uri}' has objects that no export put there ({reason}). Nothing was replaced. "
+            "Choose another target, or empty it yourself."
         )

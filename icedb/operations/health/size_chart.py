@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, plan_merge
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
+from icedb.util.counts import count_text
 from icedb.util.optional_deps import import_optional
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class PartSizes:
         small = sum(part.bytes < self.part_bytes_max for part in self.parts)
         partitions = Counter(part.partition for part in self.parts)
         sentences = [
-            f"{_count(len(self.parts), 'live part')} in {_count(len(partitions), 'partition')}, "
+            f"{count_text(len(self.parts), 'live part')} in {count_text(len(partitions), 'partition')}, "
             f"{_size(sum(part.bytes for part in self.parts))} in all; "
             f"{small:,} {'is' if small == 1 else 'are'} below {_size(self.part_bytes_max)}."
         ]
@@ -75,7 +76,7 @@ class PartSizes:
             name, most = self.partitions_to_merge[0]
             sentences.append(
                 f"A merge would take {len(self.to_merge):,} of them in "
-                f"{_count(len(self.partitions_to_merge), 'partition')}"
+                f"{count_text(len(self.partitions_to_merge), 'partition')}"
                 + (f"; the most, {most:,}, are in {name}." if name else ".")
             )
         else:
@@ -154,7 +155,7 @@ def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_byte
     axes.set_yticks([])
     title(
         axes,
-        f"{_count(fine.total() + to_merge.total(), 'live part')} by size{'' if to_merge else ', nothing to merge'}",
+        f"{count_text(fine.total() + to_merge.total(), 'live part')} by size{'' if to_merge else ', nothing to merge'}",
     )
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=8, labelcolor=INK,
@@ -191,10 +192,6 @@ def shortened(name: str, characters_max: int = LABEL_CHARACTERS_MAX) -> str:
     """Shorten a path for its label: keep the beginning, which is most distinctive, and some of the end."""
     name, tail = name or "(the table)", characters_max // 3
     return name if len(name) <= characters_max else f"{name[: characters_max - tail - 1]}…{name[-tail:]}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _size(n_bytes: int) -> str:

@@ -28,8 +28,9 @@ from icedb.format.timing import Timing
 from icedb.operations.retention.merge_log import mergeable_log_files, plan_merge_log
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, TieredMerge, plan_merge
 from icedb.reader.lazy_parts import LiveParts
+from icedb.storage.parts import Part
 from icedb.transaction.pin_objects import Pin, is_needed, pins_in_force
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 
 __all__ = ["TableHealth", "Due", "PartitionHealth", "Recommendation", "SizeClass", "Thresholds", "health_of",
@@ -260,7 +261,7 @@ def health_of(
     live, dead = state.live, state.dead
     ahead_ms, cutoff_ms = handle.far_ahead_ms(now_ms), now_ms - handle.timing.grace_ms
     held = state.held_far_ahead(ahead_ms)
-    expired = [m for m in _expired_parts(dead, cutoff_ms, pins) if m.key not in held]
+    expired = [m for m in dead if (m.tombstoned_ms or 0) <= cutoff_ms and m.key not in held and not is_needed(m, pins)]
     expired_log_files = _expired_log_files(state, cutoff_ms)
     small_log_files = plan_merge_log(mergeable_log_files(state, ahead_ms))
     partitions, sizes = _partitions(handle, state, _free(live, held, thresholds), thresholds, now_ms=now_ms)
@@ -295,10 +296,6 @@ def _free(live: Sequence[Marker], held: Collection[str], thresholds: Thresholds)
     """Yield the live parts that a merge may take."""
     small = live.smaller(thresholds.part_bytes_max) if isinstance(live, MarkerView) else live
     return (m for m in small if m.bytes < thresholds.part_bytes_max and m.key not in held)
-
-
-def _expired_parts(dead: Iterable[Marker], cutoff_ms: int, pins: Collection[Pin]) -> list[Marker]:
-    return [m for m in dead if (m.tombstoned_ms or 0) <= cutoff_ms and not is_needed(m, pins)]
 
 
 def _expired_log_files(state: TableState, cutoff_ms: int) -> list[str]:

@@ -24,7 +24,7 @@ from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engin
 from icedb.storage.location import Location
 from icedb.storage.obstore_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
 from icedb.transaction.table_handle import Handle
-from icedb.writer.part_writer import digest
+from icedb.writer.encoding.parquet_encoder import file_digest
 
 __all__ = ["CopiedFiles", "CopyTask", "copy_files", "stored_parts"]
 
@@ -87,7 +87,7 @@ def _copied_before(
     handle: Handle, state: TableState, partitions: Iterable[str], now_ms: int
 ) -> Mapping[tuple[str, int, str], ObjectInfo]:
     """Return the copies that may be reused: parts that the log does not name, and too young for an orphan sweep."""
-    least_ms = now_ms - handle.part_timeout_ms(now_ms - handle.timing.part_timeout_ms) // 2
+    least_ms = now_ms - handle.times.part_timeout_ms(now_ms - handle.timing.part_timeout_ms) // 2
     prefix = handle.keys.data_prefix
     return {
         (info.key.rpartition("/")[2][:_ID_LENGTH], info.bytes, partition_of(prefix, info.key)): info
@@ -115,17 +115,17 @@ class CopyTask(DistributedTask[PlannedFile, Marker]):
         """See `DistributedTask`."""
         return item.source.bytes
 
-    def do(self, handle: Handle, items: Sequence[PlannedFile], means: ResourceLimits) -> list[Marker]:
+    def do(self, handle: Handle, items: Sequence[PlannedFile], limits: ResourceLimits) -> list[Marker]:
         """See `DistributedTask`. Raises InvalidBatch and the store's errors."""
         if self.origin.own:
             return map_files(handle, self.name, items, partial(_copy_within, handle), at_once=COPIES_AT_ONCE)
-        with Footers(self.origin, table=handle.store, means=means) as footers:
+        with Footers(self.origin, table=handle.store, limits=limits) as footers:
             return map_files(
                 handle,
                 self.name,
                 items,
                 partial(_copy_through, handle, footers),
-                at_once=means.threads or STREAMS_AT_ONCE,
+                at_once=limits.threads or STREAMS_AT_ONCE,
             )
 
 
@@ -153,7 +153,7 @@ def _copy_through(handle: Handle, footers: Footers, file: PlannedFile) -> Marker
 
 def _put(store: ObjectStore, key: str, path: Path, size: int) -> str:
     """Put a file, leave the original in place, and return its digest."""
-    hashed = digest(path)
+    hashed = file_digest(path)
     try:
         store.create(key, path)
     except ObjectExists:

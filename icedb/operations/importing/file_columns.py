@@ -8,8 +8,9 @@ from icedb.errors import InvalidBatch, SchemaConflict, UnknownColumn, Unsupporte
 from icedb.operations.importing.list_files import SourceFile
 from icedb.operations.importing.parquet_footer import Footer
 from icedb.sql.connections import RESERVED, quote_name
-from icedb.sql.types import check_columns
+from icedb.sql.types import check_columns, new_columns
 from icedb.transaction.table_handle import Handle
+from icedb.writer.encoding.bloom_filters import check_bloom_filters
 
 __all__ = ["check_file_columns", "union_of_columns"]
 
@@ -59,6 +60,9 @@ def check_file_columns(
             f"{handle.table}: sort_by names '{sort[0]}', and neither the table nor a file has such a column (there are "
             f"{sorted(columns)}). Correct sort_by."
         )
+    check_bloom_filters(
+        spec.bloom_filters, new_columns(columns, table_columns), table=handle.table, known=table_columns
+    )
     for file, footer in files:
         of_file = {*footer.columns, *footer.untyped}
         if reserved := [c for c in of_file if c.casefold().startswith(RESERVED)]:
@@ -90,11 +94,7 @@ def _check_shadowing(
     columns: Mapping[str, str],
     table_columns: Mapping[str, str],
 ) -> None:
-    """Check columns with the name of a partition column.
-
-    In every part a data column takes precedence over a partition column of its name, so no path may contain more than
-    it.
-    """
+    """Reject a path with a partition column that a data column of the same name would hide."""
     of_file = {c.casefold() for c in footer.columns}
     added = {c.casefold() for c in columns if c not in table_columns}
     for expression in handle.expressions:

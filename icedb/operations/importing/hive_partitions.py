@@ -61,9 +61,7 @@ def _path_values(handle: Handle, file: SourceFile, names: Sequence[str]) -> dict
 
 
 def _canonical(values: Iterable[str | None], type_: str) -> dict[str, str | None]:
-    """Return, for each text, DuckDB's text of the same value of that type; None if it is no such value, or not
-    exact.
-    """
+    """Return DuckDB's text of the value of each text in that type; None if it is no such value, or not exact."""
     texts = sorted({v for v in values if v is not None})
     if type_ == "VARCHAR":
         return {t: t for t in texts}

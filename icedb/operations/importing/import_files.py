@@ -15,6 +15,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -74,30 +76,26 @@ class ImportReport:
     dry_run: bool
 
 
+class ImportOptions(TypedDict, total=False):
+    """The options of an import into an existing or a new table, with the meanings of `Table.import_files`."""
+
+    trust_paths: bool
+    verify: bool
+    dry_run: bool
+    engine: Engine | None
+
+
 def import_files(
     handle: Handle,
     source: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, str] | None = None,
-    trust_paths: bool = False,
-    verify: bool = False,
     first_time: bool = False,
-    dry_run: bool = False,
-    engine: Engine = LOCAL_ENGINE,
+    **options: Unpack[ImportOptions],
 ) -> ImportReport:
     """Add existing Parquet files to the table. See `Table.import_files`."""
     _check_source(source, handle.table)
-    return _import(
-        lambda: handle,
-        handle,
-        source,
-        storage_options,
-        trust_paths=trust_paths,
-        verify=verify,
-        first_time=first_time,
-        dry_run=dry_run,
-        engine=engine,
-    )
+    return _import(lambda: handle, handle, source, storage_options, first_time=first_time, **options)
 
 
 def _import(
@@ -106,15 +104,14 @@ def _import(
     source: str | os.PathLike[str],
     storage_options: Mapping[str, str] | None,
     *,
-    trust_paths: bool,
-    verify: bool,
-    first_time: bool,
-    dry_run: bool,
-    engine: Engine,
+    first_time: bool = False,
+    trust_paths: bool = False,
+    verify: bool = False,
+    dry_run: bool = False,
+    engine: Engine | None = None,
 ) -> ImportReport:
-    """Plan with `handle`, then run the plan with the handle that `create` returns, which belongs to an
-    existing table.
-    """
+    """Plan with `handle`, and run the plan with the handle of an existing table, which `create` returns."""
+    engine = engine or LOCAL_ENGINE
     _check_spec(handle)
     state = handle.read(fresh=True)
     listed_ms = handle.clock.now_ms()
@@ -132,7 +129,7 @@ def _import(
     _check_unchanged(handle, listed, plan.files, storage_options)
     operation = _Import(
         handle,
-        copied.markers | _registered(plan.files),
+        copied.markers | {f.source.id: f.marker(f.key) for f in plan.files if f.key is not None},
         plan.columns,
         copied.oldest_part_ms,
         import_name(listed),
@@ -156,10 +153,7 @@ def create_by_import(
     source_storage_options: Mapping[str, str] | None = None,
     timing: Timing | None = None,
     fencing: Fencing = "claims",
-    trust_paths: bool = False,
-    verify: bool = False,
-    dry_run: bool = False,
-    engine: Engine = LOCAL_ENGINE,
+    **options: Unpack[ImportOptions],
 ) -> ImportReport:
     """Create a table with the layout of the files, and import them. See `Table.create_from_files`.
 
@@ -171,19 +165,10 @@ def create_by_import(
     with Footers(listed.origin, table=store) as footers:
         spec = infer_spec(listed, footers, sort_by=sort_by, table=store.location.uri)
     spec = spec if timing is None else msgspec.structs.replace(spec, timing=timing)
-    unsaved = Handle(store, checked_spec(spec, table=store.location.uri), fencing=fencing)
+    unsaved = Handle.of(store, checked_spec(spec, table=store.location.uri), fencing=fencing)
     _refuse_table(unsaved)
-    return _import(
-        lambda: create_handle(store, spec, fencing=fencing, over_files=True),
-        unsaved,
-        source,
-        source_storage_options,
-        trust_paths=trust_paths,
-        verify=verify,
-        first_time=False,
-        dry_run=dry_run,
-        engine=engine,
-    )
+    create = partial(create_handle, store, spec, fencing=fencing, over_files=True)
+    return _import(create, unsaved, source, source_storage_options, **options)
 
 
 def _check_source(source: object, table: str) -> None:
@@ -221,10 +206,6 @@ def _check_spec(handle: Handle) -> None:
                 f"{handle.table}: the table has {what}, which cannot apply to files that are imported unchanged. "
                 "Insert them: Table.insert takes paths."
             )
-
-
-def _registered(files: Sequence[PlannedFile]) -> dict[str, Marker]:
-    return {f.source.id: f.marker(f.key) for f in files if f.key is not None}
 
 
 def _check_unchanged(
@@ -303,7 +284,7 @@ class _Import:
     reads_everything: bool = False
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises SchemaConflict, and CommitTimedOut if a part is gone or the log may have forgotten another import."""
+        """Return the log file. Raises SchemaConflict, and CommitTimedOut if a part or another import may be lost."""
         check_columns(self.schema, all_columns(self.handle.spec, state.schema), table=state.table)
         named = NamedParts(state)
         self.taken = {

@@ -24,8 +24,9 @@ from icedb.operations.importing.list_files import ImportSource, SourceFile, was_
 from icedb.operations.importing.parquet_footer import ContentRequest
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
 from icedb.sql.column_stats import statistics_columns
+from icedb.storage.object_store import STORED_MS_PRECISION
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.table_handle import STORED_MS_PRECISION, Handle
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["NamedParts", "ImportPlan", "SkippedFile", "PlannedFile", "import_name", "imports_of", "plan_import"]
 
@@ -112,9 +113,7 @@ def imports_of(state: TableState) -> dict[str, tuple[int, int]]:
 
 
 def _imported_ms(state: TableState, file: SourceFile, source: ImportSource) -> int:
-    """Return when files were last imported from an address that contains this file. The file was imported if it existed
-    then.
-    """
+    """Return when files were last imported from an address that contains this file, if it existed then."""
     names = ((a.removeprefix(_IMPORT), t_ms) for a, (_, t_ms) in imports_of(state).items())
     return max((t_ms for name, t_ms in names if was_listed(name, file, source)), default=0)
 

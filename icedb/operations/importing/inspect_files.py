@@ -40,9 +40,9 @@ class FooterTask(DistributedTask[SourceFile, Footer]):
         """See `DistributedTask`."""
         return (self.origin.location,)
 
-    def do(self, handle: Handle, items: Sequence[SourceFile], means: ResourceLimits) -> list[Footer]:
+    def do(self, handle: Handle, items: Sequence[SourceFile], limits: ResourceLimits) -> list[Footer]:
         """See `DistributedTask`. Raises the errors of `Footers.read`."""
-        with Footers(self.origin, table=handle.store, means=means) as footers:
+        with Footers(self.origin, table=handle.store, limits=limits) as footers:
             return map_files(handle, self.name, items, footers.read, at_once=FILES_AT_ONCE)
 
 
@@ -65,16 +65,16 @@ class ExamineTask(DistributedTask[tuple[SourceFile, Footer], FileContent]):
         return item[0].bytes
 
     def do(
-        self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], means: ResourceLimits
+        self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], limits: ResourceLimits
     ) -> list[FileContent]:
         """See `DistributedTask`. Raises the errors of `Footers.examine`."""
-        with Footers(self.origin, table=handle.store, means=means) as footers:
+        with Footers(self.origin, table=handle.store, limits=limits) as footers:
             return map_files(
                 handle,
                 self.name,
                 items,
                 lambda item: footers.examine(item[0], item[1], self.demand),
-                at_once=means.threads or FILES_AT_ONCE,
+                at_once=limits.threads or FILES_AT_ONCE,
             )
 
 

@@ -160,9 +160,7 @@ def _regex(pattern: str) -> str:
 
 
 def _list(store: ObjectStore, location: Location) -> tuple[str, list[ObjectInfo]]:
-    """Return the common prefix of the keys at a location, and the objects there: one, if the location is an object's
-    key.
-    """
+    """Return the common prefix of the keys at a location, and the objects there. An object's own key lists one."""
     root = f"{location.prefix}/" if location.prefix else ""
     objects = store.list(root)
     if not objects and location.prefix:

@@ -25,7 +25,7 @@ from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import describe, storage_type
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, fetch
 from icedb.util.temporary_files import make_folder, remove_folder
-from icedb.writer.part_writer import digest
+from icedb.writer.encoding.parquet_encoder import file_digest
 
 __all__ = ["ContentRequest", "FileContent", "Footer", "Footers"]
 
@@ -83,18 +83,18 @@ class Footers:
     `table` is the store of the table into which the files are imported.
     """
 
-    def __init__(self, origin: Origin, *, table: ObjectStore, means: ResourceLimits | None = None) -> None:
+    def __init__(self, origin: Origin, *, table: ObjectStore, limits: ResourceLimits | None = None) -> None:
         self._location = origin.location
         self._store = origin.store(table)
         self._table = table.location.uri
-        self._means = means or ResourceLimits()
+        self._limits = limits or ResourceLimits()
         self._numbers = count(1)
 
     def __enter__(self) -> Self:
-        means = self._means
-        self._folder = make_folder("import", below=means.folder)
+        limits = self._limits
+        self._folder = make_folder("import", below=limits.folder)
         self._con = connect_reader(
-            self._location, memory_bytes=means.memory_bytes, folder=self._folder, threads=means.threads
+            self._location, memory_bytes=limits.memory_bytes, folder=self._folder, threads=limits.threads
         )
         return self
 
@@ -112,7 +112,7 @@ class Footers:
 
     @contextmanager
     def fetched(self, file: SourceFile) -> Iterator[Path]:
-        """The file on this machine: itself, or a copy while the context is open. Raises InvalidBatch."""
+        """Yield a local path: the file's own, or that of a temporary copy. Raises InvalidBatch."""
         if self._location.scheme == "file":
             yield Path(file.path)
             return
@@ -161,7 +161,7 @@ class Footers:
 
     @contextmanager
     def _plain(self, path: Path) -> Iterator[Path]:
-        """The file under a path without wildcards."""
+        """Yield a path of the file without wildcards."""
         if not _SPECIAL & set(str(path)):
             yield path
             return
@@ -196,7 +196,7 @@ class Footers:
     def _examine(
         self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile, footer: Footer, demand: ContentRequest
     ) -> FileContent:
-        hashed = digest(Path(path)) if demand.content else None
+        hashed = file_digest(Path(path)) if demand.content else None
         decode = f", bit_xor(hash({_ROW}))" if demand.content else ""
         required = [c for c in demand.required if c in footer.columns]
         if required or decode:
@@ -222,9 +222,7 @@ class Footers:
 
 
 def _columns_of_nulls(tree: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Return the columns with an element without a type. The schema's elements are in depth-first order, the root
-    first.
-    """
+    """Return the columns with an element without a type. Elements are in depth-first order, the root first."""
     columns: set[str] = set()
     position = 1
 

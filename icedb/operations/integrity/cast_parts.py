@@ -16,21 +16,23 @@ import duckdb
 
 from icedb.errors import InvariantViolated, SchemaConflict
 from icedb.format.records import Marker
-from icedb.reader.scan_sql import read_parquet, translate_read_error
+from icedb.reader.scan_sql import read_parquet, translated_read_errors
 from icedb.sql.casts import Conversion, lossless, stringify
-from icedb.sql.column_stats import encode_statistics, figures_sql, statistics_columns
+from icedb.sql.column_stats import statistics_columns
 from icedb.sql.connections import (
     connect_reader,
-    copy_statement,
     memory_bytes_default,
     quote_name,
     quote_text,
     read_file,
 )
 from icedb.sql.types import describe
-from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.table_handle import Handle, Part
-from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
+from icedb.util.temporary_files import temporary_folder
+from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, ParquetSettings
+from icedb.writer.encoding.parquet_file import write_query
+from icedb.writer.encoding.part_stats import encode_bounds
 from icedb.writer.part_writer import discard, put_part
 
 __all__ = ["Miscast", "check_values", "find_miscast", "recast"]
@@ -155,16 +157,17 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
     query = f"SELECT * FROM (SELECT {select} FROM {source}){' ORDER BY ' + order if order else ''}"
     with con.cursor() as own:
         [(expected,)] = own.execute(f"SELECT count(*) FROM {source}").fetchall()
-        rows = int(own.execute(copy_statement(query, path, handle.spec)).fetchall()[0][1])
+        statistics = statistics_columns(handle.spec.sort_by, miscast.columns, handle.expressions)
+        settings = ParquetSettings(handle.table, handle.spec, MERGE_LEVEL)
+        new = write_query(own, query, miscast.columns, settings, statistics, rows=expected, path=path)
+        rows = new.file.rows
         if not rows == expected == (part.rows if part.rows is not None else rows):
             raise InvariantViolated(
                 f"{handle.table}: the rewrite of '{part.key}' has {rows} rows, the part has {expected}, and its marker "
                 f"records {part.rows}. Nothing was published."
             )
-        sorted_by = statistics_columns(handle.spec.sort_by, miscast.columns, handle.expressions)
-        figures = f"SELECT {figures_sql(sorted_by)} FROM {read_file(path)}"
-        stats = encode_statistics(sorted_by, own.execute(figures).fetchall()[0][0] if sorted_by else [], rows)
-    stored = put_part(handle.store, key, path)
+        [stats] = encode_bounds(own, [new.bounds])
+    stored = put_part(handle.store, key, new.file)
     return Marker(key, stored.bytes, 0, rows=rows, stats=stats, digest=stored.digest)
 
 
@@ -172,11 +175,10 @@ def _recast(handle: Handle, con: duckdb.DuckDBPyConnection, miscast: Miscast, ke
 def _connected(handle: Handle, parts: Sequence[Part]) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
     """Open a connection that can read these parts, and a folder. DuckDB's errors are translated."""
     started_ms = handle.clock.now_ms()
-    folder = make_folder("repair")
-    try:
-        with connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con:
-            yield con, folder
-    except (duckdb.Error, ObjectNotFound) as error:
-        raise translate_read_error(handle, parts, error, as_of_ms=started_ms) from None
-    finally:
-        remove_folder(folder)
+    with (
+        translated_read_errors(handle, parts, as_of_ms=started_ms),
+        temporary_folder("repair") as folder,
+        connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con,
+    ):
+        con.execute("SET GLOBAL arrow_lossless_conversion = true")
+        yield con, folder

@@ -23,7 +23,7 @@ from icedb.format.records import Header, Marker
 from icedb.format.replay import StoredLogFile, TableState, live_to_v3_readers, replay
 from icedb.sql.types import type_name
 from icedb.storage.obstore_store import StoredObject
-from icedb.transaction.claims import FoundClaim
+from icedb.transaction.claims import StoredClaim
 from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
 
@@ -232,9 +232,7 @@ def _missing_epochs(log: ReadLog) -> Iterator[Problem]:
 
 
 def _disagreeing_markers(state: TableState) -> Iterator[Problem]:
-    """Find markers of one part that disagree. A part never changes, so all its markers must be equal where they have
-    values.
-    """
+    """Find markers of one part that disagree. A part never changes, so the values of its markers must be equal."""
     first: dict[str, tuple[Marker, str]] = {}
     for key, stored in sorted(state.files.items()):
         for marker in stored.file.markers:
@@ -277,7 +275,7 @@ def _seen_otherwise_by_v3(state: TableState) -> Iterator[Problem]:
         )
 
 
-def check_claims(claims: Sequence[FoundClaim], log: ReadLog) -> Iterator[Problem]:
+def check_claims(claims: Sequence[StoredClaim], log: ReadLog) -> Iterator[Problem]:
     """Find claims that prove that log files are missing. The claims must have been listed before the log.
 
     A claim is taken one beyond the newest epoch. If a claim is further ahead, or was published, log files were deleted.

@@ -20,8 +20,8 @@ from icedb.sql.connections import RESERVED, connect_reader, quote_text, read_fil
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
-from icedb.util.temporary_files import make_folder, remove_folder
-from icedb.writer.part_writer import digest
+from icedb.util.temporary_files import temporary_folder
+from icedb.writer.encoding.parquet_encoder import file_digest
 
 __all__ = ["check_contents", "check_footers"]
 
@@ -34,10 +34,7 @@ FETCHES_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The content of a part's object. If `rows` is None, it cannot be read as Parquet for the reason `error`.
-
-    `digest` is None unless it was requested.
-    """
+    """The content of a part's object. If `rows` is None, `error` is why it is no Parquet. `digest` is optional."""
 
     digest: str | None
     rows: int | None
@@ -65,10 +62,8 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
 
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
-    """Return the parts whose footer cannot be read or has other rows. One bad part fails its query, so halves are
-    retried.
-    """
-    by_path = dict(zip(handle.own_paths([handle.part(m) for m in markers]), markers, strict=True))
+    """Return the parts whose footer cannot be read or has other rows. A bad part fails a query: halves are retried."""
+    by_path = dict(zip(handle.part_paths.original([handle.part(m) for m in markers]), markers, strict=True))
     paths = ", ".join(map(quote_text, by_path))
     query = f"SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
     try:
@@ -90,10 +85,8 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
     """
     if not markers:
         return []
-    folder = make_folder("verify")
-    con = connect_reader(handle.location)
-    try:
-        problems: list[Problem] = []
+    problems: list[Problem] = []
+    with temporary_folder("verify") as folder, connect_reader(handle.location) as con:
         sizes = sum(m.bytes for m in markers)
         with progress("checking parts", sizes, "bytes") as advance, ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
             checked = pool.map(
@@ -103,10 +96,7 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
             for marker, of_part in zip(markers, checked, strict=True):
                 problems += of_part
                 advance(marker.bytes)
-        return problems
-    finally:
-        con.close()
-        remove_folder(folder)
+    return problems
 
 
 def _check_part(
@@ -122,9 +112,9 @@ def _check_part(
 
 @contextmanager
 def _fetched(handle: Handle, marker: Marker, path: Path) -> Iterator[Path]:
-    """The object as a local file: the object itself, or a temporary copy at `path`."""
+    """Yield the object as a local file: itself, or a temporary copy at `path`."""
     if handle.location.scheme == "file":
-        yield Path(*handle.own_paths([handle.part(marker)]))
+        yield Path(*handle.part_paths.original([handle.part(marker)]))
         return
     path.write_bytes(handle.store.get(marker.key).body)
     try:
@@ -134,19 +124,14 @@ def _fetched(handle: Handle, marker: Marker, path: Path) -> Iterator[Path]:
 
 
 def _content(con: duckdb.DuckDBPyConnection, path: Path, *, deep: bool) -> _Content:
-    hashed = digest(path) if deep else None
+    hashed = file_digest(path) if deep else None
     try:
-        return _Content(hashed, _decode_rows(con, path) if deep else _count_rows(con, path))
+        counted = f"SELECT sum(num_rows) FROM parquet_file_metadata({quote_text(str(path))})"
+        return _Content(hashed, _decode_rows(con, path) if deep else int(con.execute(counted).fetchall()[0][0]))
     except duckdb.Error as error:
         if not path.exists():
             raise FileNotFoundError(path) from None
         return _Content(hashed, None, str(error).splitlines()[0].replace(str(path), "it"))
-
-
-def _count_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:
-    return int(
-        con.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({quote_text(str(path))})").fetchall()[0][0]
-    )
 
 
 def _decode_rows(con: duckdb.DuckDBPyConnection, path: Path) -> int:

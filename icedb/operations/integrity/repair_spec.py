@@ -88,9 +88,7 @@ def _report(handle: Handle, state: TableState, spec: TableSpec, source: SpecSour
 
 
 def _body(handle: Handle, state: TableState, spec: Mapping[str, Any] | None) -> tuple[bytes, SpecSource]:
-    """Return the bytes of `_table.json`. A spec in the log is kept unchanged, including keys unknown to this
-    version.
-    """
+    """Return the bytes of `_table.json`. A spec in the log is unchanged, with keys that this version does not know."""
     if state.spec and is_lost(state, handle):
         if spec is not None:
             raise InvalidOption(

@@ -1,4 +1,4 @@
-"""Repair a table whose log files record two types for one column. No program can read it until then.
+"""Repair a table whose log files record two types for one column, so that no program can read it.
 
 Only a program that does not check the schema creates such a table. The repair chooses one type for each such column:
 one into which all others widen without loss, or the caller's. It rewrites live parts of another type, and replaces the
@@ -22,9 +22,10 @@ from icedb.operations.integrity.cast_parts import Miscast, check_values, find_mi
 from icedb.operations.integrity.common_types import RepairedColumn, choose_types
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.types import checked_type, storage_type
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
 
 __all__ = ["RepairReport", "repair"]
@@ -64,8 +65,8 @@ def repair(handle: Handle, types: Mapping[str, str] | None = None, *, dry_run: b
     # Reports the committed parts, not the last plan: another writer may have completed an earlier attempt.
     rewritten = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
     again = tolerant.read(fresh=True).conflicts if commit.committed else {}
-    handle.learn_schema(tolerant.known_schema)
-    handle.learn_spec(tolerant.spec)
+    handle.cache.learn_columns(tolerant.known_schema)
+    handle.current_spec.learn(tolerant.spec)
     return _report(operation, rewritten, commit, tuple(again), dry_run=False)
 
 
@@ -149,7 +150,7 @@ class _Repair:
         return [p for p in live if self.examined.get(p.key) is not None]
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises the errors of `plan`, before the table is changed."""
+        """Return the log file. Raises the errors of `plan`."""
         before = self.types
         miscast = self.plan(state, t_ms)
         stale = self.written.keys() - {p.key for p in miscast} if before == self.types else set(self.written)

@@ -20,9 +20,10 @@ from icedb.operations.integrity.part_audit import check_contents, check_footers
 from icedb.operations.retention.orphans import SweepPlan, named_by_claims, plan_sweep
 from icedb.storage.obstore_store import ObjectInfo
 from icedb.transaction.claims import Claims, read_claims
+from icedb.transaction.current_spec import lost_spec
 from icedb.transaction.open_table import is_lost
 from icedb.transaction.pin_objects import is_needed, read_pins
-from icedb.transaction.table_handle import Handle, lost_spec
+from icedb.transaction.table_handle import Handle
 from icedb.transaction.table_place import foreign_roots, is_below
 from icedb.util.times import time_text
 
@@ -114,7 +115,10 @@ def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> Verif
     if deep and not footers:
         raise InvalidOption(f"{handle.table}: deep opens every part, and footers=False opens none. Omit one of them.")
     inspection = _inspect(handle)
-    contents = _contents(handle, inspection.present, deep=deep) if footers else []
+    contents: list[Problem] = []
+    if footers:
+        parts = inspection.present
+        contents = check_contents(handle, parts, deep=True) if deep else check_footers(handle, parts)
     problems = [*inspection.problems, *contents]
     if any(p.severity == "error" for p in problems):
         inspection = _inspect(handle)
@@ -122,14 +126,8 @@ def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> Verif
     return _report(inspection, problems, table=handle.table, deep=deep, footers=footers)
 
 
-def _contents(handle: Handle, parts: list[Marker], *, deep: bool) -> list[Problem]:
-    return check_contents(handle, parts, deep=True) if deep else check_footers(handle, parts)
-
-
 def _confirmed(problems: Iterable[Problem], contents: Iterable[Problem], again: _Inspection) -> list[Problem]:
-    """Return the errors that a second inspection finds too. Damage of a part's content stays as long as the part is
-    live.
-    """
+    """Return the errors that a second inspection finds too. Damage stays as long as the part is live."""
     before = {(p.kind, p.key) for p in problems}
     live = {m.key for m in again.present}
     seen_again = [p for p in again.problems if p.severity == "warning" or (p.kind, p.key) in before]
@@ -160,7 +158,7 @@ def _inspect(handle: Handle) -> _Inspection:
         *log.problems,
         *_check_spec(handle, log, spec_is_listed=any(i.key == keys.spec for i in objects)),
         *check_log(log, now_ms=handle.clock.now_ms(), skew_ms=timing.max_skew_ms),  # listed since `now_ms`
-        *check_claims(claims.found, log),
+        *check_claims(claims.decoded, log),
         *_check_claims_read(handle.keys, claims),
         *(link_problem(handle.table, i.key) for i in stored.values() if i.is_link),
         *_check_objects(handle.table, log.state.live, stored),
@@ -288,7 +286,7 @@ def _report(
         tombstoned_parts=len(dead),
         tombstoned_bytes=sum(m.bytes for m in dead),
         unchecked_parts=sum(not deep or m.digest is None for m in live),
-        claims=len(inspection.claims.found) + len(inspection.claims.damaged),
+        claims=len(inspection.claims.decoded) + len(inspection.claims.damaged),
         pins=len(inspection.claims.pins),
         orphans=tuple(i.key for i in inspection.unnamed.orphans),
         orphan_bytes=sum(i.bytes for i in inspection.unnamed.orphans),

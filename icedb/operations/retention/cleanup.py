@@ -18,7 +18,7 @@ from icedb.format.claims import decode_txn_claim
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import LogReferences, Marker, tombstone_flags, tombstoned
 from icedb.format.replay import TableState
-from icedb.operations.commits.log_carryover import calling_live
+from icedb.operations.commits.log_carryover import log_files_naming_live
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import is_recorded
@@ -91,7 +91,7 @@ def plan_cleanup(
     log_files = _old_log_files(state, cutoff_ms)
     old = (m for m in state.dead if m.tombstoned_ms is not None and m.tombstoned_ms <= cutoff_ms)
     dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]
-    named = _called_live(state, {m.key for m in dead}, but=frozenset(log_files))
+    named = _named_live(state, {m.key for m in dead}, but=frozenset(log_files))
     free = sorted(
         (m for m in dead if not is_needed(m, pins)), key=lambda m: (m.key in named, m.tombstoned_ms or 0, m.key)
     )
@@ -118,7 +118,7 @@ def _old_log_files(state: TableState, cutoff_ms: int) -> list[str]:
     return sorted(replaced - _still_needed(state, replaced) | ignored)
 
 
-def _called_live(state: TableState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
+def _named_live(state: TableState, part_keys: Collection[str], *, but: frozenset[str] = frozenset()) -> set[str]:
     """Return those of the parts that a log file in the store lists as live, except for the log files in `but`.
 
     Their markers cannot be forgotten. A v3 reader ignores log tombstones, so such a part would reappear to it.
@@ -178,7 +178,7 @@ def cleanup(
     if deletes_max < 1:
         raise InvalidOption(f"{handle.table}: deletes_max is {deletes_max}; pass at least 1.")
     run = _CleanupRun(
-        handle, grace_ms, allow_short_grace, deletes_max, dry_run, at_rest=short, commit=nothing_to_commit(handle)
+        handle, grace_ms, allow_short_grace, deletes_max, dry_run, short_grace=short, commit=nothing_to_commit(handle)
     )
     for _ in range(1 + (ROUNDS_MAX if short and not dry_run else 0)):
         if not run.round():
@@ -187,9 +187,7 @@ def cleanup(
 
 
 def _check_grace(handle: Handle, grace_ms: int | None, *, allow_short: bool) -> bool:
-    """Return whether the grace period is too short for concurrent programs. Raises GraceTooShort unless that is
-    allowed.
-    """
+    """Return whether the grace period is too short for other programs. Raises GraceTooShort unless it is allowed."""
     if grace_ms is None:
         return False
     least_ms = 2 * handle.timing.commit_timeout_ms
@@ -212,7 +210,7 @@ class _CleanupRun:
     allow_short_grace: bool
     deletes_left: int
     dry_run: bool
-    at_rest: bool
+    short_grace: bool
     commit: Commit
     log_files: list[str] = field(default_factory=list)
     #: Key -> bytes.
@@ -261,7 +259,7 @@ class _CleanupRun:
 
     def _now_ms(self, state: TableState) -> int:
         now_ms = self.handle.clock.now_ms()
-        if not self.at_rest:
+        if not self.short_grace:
             return now_ms
         # Commits within one millisecond get ascending times, so the newest may be slightly ahead of the clock.
         sane_ms = now_ms + 2 * self.handle.timing.max_skew_ms
@@ -281,11 +279,9 @@ class _CleanupRun:
         return parts
 
     def _delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. Raises ClockSkew before any deletion, because every object looks old to a clock that is far
-        ahead.
-        """
+        """Delete objects. Raises ClockSkew before any deletion: every object looks old to a clock far ahead."""
         if keys:
-            self.handle.check_clock("", put_after_ms=0)
+            self.handle.checks.check_clock("", put_after_ms=0)
             self.handle.store.delete(keys)
 
     def _forget(self, parts: Sequence[Marker], cutoff_ms: int) -> int:
@@ -301,9 +297,7 @@ class _CleanupRun:
         return operation.forgotten
 
     def _delete_claims(self, state: TableState, cutoff_ms: int) -> None:
-        """Delete claims of decided epochs, and pins that expired long ago. The probe stays, because every opening reads
-        it.
-        """
+        """Delete claims of decided epochs, and pins that expired long ago. Openings read the probe, which stays."""
         handle = self.handle
         old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
         claims = [k for k in old if _is_history(state, handle.keys.parse_epoch_claim(k))]
@@ -373,7 +367,7 @@ class _Forget:
     reads_everything: bool = True
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)
+        held = _named_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)
         dead = [
             m
             for k in self.parts
@@ -384,7 +378,7 @@ class _Forget:
             dead = [m for m in dead if not is_needed(m, pins)]
         self.forgotten = len(dead)
         keys = {m.key for m in dead}
-        calling = calling_live(state, t_ms=t_ms)
+        calling = log_files_naming_live(state, t_ms=t_ms)
         if not (dead or calling):
             return None
         self.replaced = tuple(sorted(calling.union(state.replaceable(keys, t_ms=t_ms))))

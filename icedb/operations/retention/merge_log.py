@@ -18,7 +18,7 @@ from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["LOG_FILES_MIN", "MergeLogReport", "merge_log", "mergeable_log_files", "plan_merge_log"]
+__all__ = ["LINES_MAX", "LOG_FILES_MIN", "MergeLogReport", "merge_log", "mergeable_log_files", "plan_merge_log"]
 
 GROWTH = 2
 # For frequent merges: it halves the rewritten lines if many partitions share their commits.

@@ -100,7 +100,7 @@ def delete_orphans(
     if (chosen or unfinished) and not dry_run:
         handle.check_writable()
         # To a clock that is a day ahead, a part that is being written would look old.
-        handle.check_clock("", put_after_ms=0)
+        handle.checks.check_clock("", put_after_ms=0)
         still = {i.key for i in _plan_current(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
         handle.store.delete([*(i.key for i in chosen), *unfinished])
@@ -167,5 +167,5 @@ def named_by_claims(claims: Claims, *, epoch: int) -> set[str]:
     The log must have been read after the claims. A decided epoch's claim is never published again, although cleanup may
     keep it forever as the claim after a live epoch. A writer that rebases the same parts takes a later claim in time.
     """
-    undecided = (c.file for c in claims.found if c.epoch is None or c.epoch > epoch)
+    undecided = (c.file for c in claims.decoded if c.epoch is None or c.epoch > epoch)
     return {marker.key for file in undecided for marker in file.markers}

@@ -27,11 +27,12 @@ from icedb.errors import (
     StoreUnavailable,
 )
 from icedb.format.replay import TableState, live_markers
+from icedb.reader.time_bounds import check_past_time, newest_ms
+from icedb.storage.object_store import STORED_MS_PRECISION
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.pin_objects import Pin, decode_pin, encode_pin
-from icedb.transaction.table_handle import STORED_MS_PRECISION, Handle
-from icedb.transaction.time_bounds import check_past_time, newest_ms
+from icedb.transaction.table_handle import Handle
 from icedb.util.times import TIME_MS_MAX, time_text
 
 __all__ = ["Expires", "pin", "unpin"]
@@ -114,12 +115,12 @@ def _check_kept(handle: Handle, state: TableState, planned: Pin, *, now_ms: int)
     # A cleanup whose clock is ahead may have listed the pins just before the store received ours, at most
     # `commit_timeout_ms` after the pin's own time.
     latest_ms = max(planned.created_ms + timing.commit_timeout_ms, now_ms)
-    doomed_ms = handle.doomed_ms(latest_ms) + 2 * timing.max_skew_ms + STORED_MS_PRECISION
+    deletable_until_ms = handle.times.deletable_until_ms(latest_ms) + 2 * timing.max_skew_ms + STORED_MS_PRECISION
     needed = live_markers(state, planned.as_of_ms)  # raises SnapshotExpired before the horizon
-    doomed = [m for m in needed if m.tombstoned_ms is not None and m.tombstoned_ms <= doomed_ms]
+    doomed = [m for m in needed if m.tombstoned_ms is not None and m.tombstoned_ms <= deletable_until_ms]
     if doomed:
         dead_ms = [m.tombstoned_ms for m in state.parts.values() if m.tombstoned_ms is not None]
-        oldest_ms = max(t for t in dead_ms if t <= doomed_ms)
+        oldest_ms = max(t for t in dead_ms if t <= deletable_until_ms)
         raise SnapshotExpired(
             f"{handle.table}: {len(doomed)} parts of the snapshot at {time_text(planned.as_of_ms)} were superseded so "
             f"long ago that a cleanup may be deleting them now. Pin {time_text(oldest_ms)} or later, or restore the "
@@ -159,7 +160,7 @@ def _check_again(handle: Handle, key: str, planned: Pin, *, before_ms: int) -> N
     """Check, once the store has the pin, that it arrived in time and that all needed parts still exist."""
     now_ms = handle.clock.now_ms()
     try:
-        handle.check_clock(key, put_after_ms=before_ms)
+        handle.checks.check_clock(key, put_after_ms=before_ms)
         stored = decode_pin(handle, key, handle.store.get(key))
     except ObjectNotFound:
         return  # another program has removed the pin since

@@ -20,14 +20,14 @@ from icedb.errors import InvalidOption, SnapshotExpired
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker, total_rows
-from icedb.format.replay import TableState, live_markers
+from icedb.format.replay import TableState
+from icedb.reader.time_bounds import check_past_time, markers_at
 from icedb.sql.column_stats import without_texts
 from icedb.storage.obstore_store import ObjectNotFound
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.pin_objects import is_pinned
-from icedb.transaction.table_handle import Handle, Part
-from icedb.transaction.time_bounds import check_past_time
+from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
 
 __all__ = ["RestorePlan", "RestoreReport", "plan_restore", "restore"]
@@ -71,16 +71,12 @@ class RestoreReport:
     dry_run: bool
 
 
-def plan_restore(state: TableState, as_of_ms: int, *, pinned: bool = False) -> RestorePlan:
+def plan_restore(state: TableState, as_of_ms: int, then: Sequence[Marker]) -> RestorePlan:
     """Return which parts must be restored or tombstoned for the table to have its state at `as_of_ms`. Pure.
 
-    A live part with the same content as a superseded one replaces it, such as the copy of an earlier restore. Raises
-    SnapshotExpired.
+    `then` are the live parts of that time. A live part with the same content as a superseded one replaces it, such as
+    the copy of an earlier restore.
     """
-    return _plan(state, as_of_ms, live_markers(state, as_of_ms, pinned=pinned))
-
-
-def _plan(state: TableState, as_of_ms: int, then: Sequence[Marker]) -> RestorePlan:
     dead = [m for m in then if m.tombstoned_ms is not None]
     newer = [m for m in state.live if m.created_ms > as_of_ms]
     shared = Counter(map(_content, dead)) & Counter(map(_content, newer))
@@ -163,9 +159,8 @@ class _Restore:
 
     def plan(self, state: TableState) -> RestorePlan:
         """Plan the restore. Raises SnapshotExpired, and InvalidOption if the table would be left without rows."""
-        pinned = self.as_of_ms < state.horizon_ms and is_pinned(self.handle, self.as_of_ms)
-        then = live_markers(state, self.as_of_ms, pinned=pinned)
-        plan = _plan(state, self.as_of_ms, then)
+        then = markers_at(self.handle, state, self.as_of_ms)
+        plan = plan_restore(state, self.as_of_ms, then)
         self.rows_before, self.rows_after = total_rows(state.live), total_rows(then)
         if plan.gone and self.rows_after == 0 and not self.allow_empty:
             first_ms = min(m.created_ms for m in state.parts.values())
@@ -177,7 +172,7 @@ class _Restore:
         return plan
 
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
-        """Raises SnapshotExpired if the time is no longer readable, or one of its parts no longer exists."""
+        """Return the log file. Raises SnapshotExpired if the time, or one of its parts, can no longer be read."""
         plan = self.plan(state)
         for key in self.copies.keys() - {m.key for m in plan.back}:
             self.unused.append(self.copies.pop(key).key)

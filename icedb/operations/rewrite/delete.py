@@ -18,16 +18,16 @@ from icedb.format.records import Marker
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
-from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error, visible_partitions
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors, visible_partitions
 from icedb.sql.connections import connect_reader, memory_bytes_default, quote_text
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import Predicate, check_predicate, matching
-from icedb.storage.obstore_store import ObjectNotFound
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
-from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.util.temporary_files import temporary_folder
 from icedb.writer.part_writer import discard
 
 __all__ = ["DeleteReport", "Finder", "SearchTask", "MatchingRows", "delete", "find_rows"]
@@ -128,32 +128,27 @@ class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
         """See DistributedTask."""
         return sum(p.bytes for p in item)
 
-    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], means: ResourceLimits) -> list[dict[str, int]]:
+    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], limits: ResourceLimits) -> list[dict[str, int]]:
         """See DistributedTask. Raises as `find_rows`."""
         started_ms = handle.clock.now_ms()
-        memory_bytes = means.memory_bytes or memory_bytes_default()
-        folder = make_folder("find", below=means.folder)
+        memory_bytes = limits.memory_bytes or memory_bytes_default()
+        predicate, inputs = quote_text(self.predicate), [p for parts in items for p in parts]
+        wrong_sql = f"the predicate {predicate} has no value for some row; use TRY_CAST, or exclude it"
         counts = []
-        try:
-            with (
-                connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder, threads=means.threads) as con,
-                progress(self.name, sum(map(len, items)), "parts") as advance,
-            ):
-                for number, parts in enumerate(items, start=1):
-                    counts.append(self._count(handle, con, parts))
-                    advance(len(parts))
-                    logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
-        except (duckdb.Error, ObjectNotFound) as error:
-            predicate = quote_text(self.predicate)
-            wrong_sql = f"the predicate {predicate} has no value for some row; use TRY_CAST, or exclude it"
-            inputs = [p for parts in items for p in parts]
-            raise translate_read_error(handle, inputs, error, as_of_ms=started_ms, wrong_sql=wrong_sql) from None
-        finally:
-            remove_folder(folder)
+        with (
+            translated_read_errors(handle, inputs, as_of_ms=started_ms, wrong_sql=wrong_sql),
+            temporary_folder("find", below=limits.folder) as folder,
+            connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder, threads=limits.threads) as con,
+            progress(self.name, len(inputs), "parts") as advance,
+        ):
+            for number, parts in enumerate(items, start=1):
+                counts.append(self._count(handle, con, parts))
+                advance(len(parts))
+                logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
         return counts
 
     def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
-        keys = dict(zip(handle.readable_paths(parts), (p.key for p in parts), strict=True))
+        keys = dict(zip(handle.part_paths.readable(parts), (p.key for p in parts), strict=True))
         rows = relation(handle, parts, self.schema, self.types, with_file=True)
         counts = con.execute(
             f"SELECT {FILE_COLUMN}, count(*) FROM ({rows}) AS t WHERE (\n{self.predicate}\n) GROUP BY ALL"
@@ -179,23 +174,23 @@ def delete(
         handle.check_writable()
     state = handle.read(fresh=True)
     parts = [handle.part(m) for m in state.live]
-    found = finder(handle, parts, where, state.schema)
-    rewrites = [Rewrite(p.partition, (p,), found.predicate) for p in parts if found.rows.get(p.key)]
+    matches = finder(handle, parts, where, state.schema)
+    rewrites = [Rewrite(p.partition, (p,), matches.predicate) for p in parts if matches.rows.get(p.key)]
     if dry_run or not rewrites:
-        return _dry_run_report(handle, rewrites, found, dry_run=dry_run)
+        return _dry_run_report(handle, rewrites, matches, dry_run=dry_run)
     logger.info(
-        "%s: deleting %d rows of %d parts (of %d)", handle.table, sum(found.rows.values()), len(rewrites), len(parts)
+        "%s: deleting %d rows of %d parts (of %d)", handle.table, sum(matches.rows.values()), len(rewrites), len(parts)
     )
     oldest_part_ms = handle.clock.now_ms()
     markers = rewriter(handle, rewrites, state.schema)
     written = {r: () if m is None else (m,) for r, m in zip(rewrites, markers, strict=True)}
-    _check_counts(handle, written, found)
+    _check_counts(handle, written, matches)
     operation = Rewritten(written, operation="delete", oldest_part_ms=oldest_part_ms)
     commit = commit_exclusive(handle, operation)
     emptied = sum(not markers for markers in operation.kept.values())
     return DeleteReport(
-        matching_rows=sum(found.rows.values()),
-        deleted_rows=sum(found.rows[p.key] for r in operation.kept for p in r.inputs),
+        matching_rows=sum(matches.rows.values()),
+        deleted_rows=sum(matches.rows[p.key] for r in operation.kept for p in r.inputs),
         rewritten_parts=len(operation.kept) - emptied,
         removed_parts=emptied,
         dropped_parts=len(rewrites) - len(operation.kept),
@@ -205,11 +200,13 @@ def delete(
     )
 
 
-def _dry_run_report(handle: Handle, rewrites: Sequence[Rewrite], found: MatchingRows, *, dry_run: bool) -> DeleteReport:
+def _dry_run_report(
+    handle: Handle, rewrites: Sequence[Rewrite], matches: MatchingRows, *, dry_run: bool
+) -> DeleteReport:
     """Report the rows to delete. A part with an unknown row count counts as one to rewrite."""
-    removed = sum(r.rows == found.rows[p.key] for r in rewrites for p in r.inputs)
+    removed = sum(r.rows == matches.rows[p.key] for r in rewrites for p in r.inputs)
     return DeleteReport(
-        matching_rows=sum(found.rows.values()),
+        matching_rows=sum(matches.rows.values()),
         deleted_rows=0,
         rewritten_parts=len(rewrites) - removed,
         removed_parts=removed,
@@ -220,10 +217,10 @@ def _dry_run_report(handle: Handle, rewrites: Sequence[Rewrite], found: Matching
     )
 
 
-def _check_counts(handle: Handle, written: Mapping[Rewrite, Sequence[Marker]], found: MatchingRows) -> None:
+def _check_counts(handle: Handle, written: Mapping[Rewrite, Sequence[Marker]], matches: MatchingRows) -> None:
     """Check that exactly the rows that were found are missing from the new parts."""
     for rewrite, markers in written.items():
-        matched = sum(found.rows[p.key] for p in rewrite.inputs)
+        matched = sum(matches.rows[p.key] for p in rewrite.inputs)
         kept = sum(m.rows or 0 for m in markers)
         if rewrite.rows is not None and kept + matched != rewrite.rows:
             discard(handle.store, [m.key for ms in written.values() for m in ms])

@@ -17,7 +17,7 @@ from icedb.format.records import Marker
 from icedb.storage.location import Location
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["LOCAL_ENGINE", "Engine", "LocalEngine", "ResourceLimits", "DistributedTask"]
+__all__ = ["LOCAL_ENGINE", "DistributedTask", "Engine", "Item", "LocalEngine", "ResourceLimits", "Result"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,11 +44,11 @@ class DistributedTask(ABC, Generic[Item, Result]):
 
     #: The name of the work in log lines and messages, such as "rewriting parts".
     name: ClassVar[str]
-    #: The number of items that justify a process. More of them wait for the store together.
+    #: The number of items of one task, or fewer if they are large. They wait for the store together.
     items_per_task: ClassVar[int] = 1
 
     @abstractmethod
-    def do(self, handle: Handle, items: Sequence[Item], means: ResourceLimits) -> list[Result]:
+    def do(self, handle: Handle, items: Sequence[Item], limits: ResourceLimits) -> list[Result]:
         """Return the results, in the order of the items. On failure, delete the parts that were put."""
 
     def bytes_of(self, item: Item) -> int:
@@ -86,11 +86,11 @@ class Engine(Protocol):
 class LocalEngine:
     """Does all work in this process."""
 
-    means: ResourceLimits = field(default_factory=ResourceLimits)
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
 
     def run(self, handle: Handle, work: DistributedTask[Item, Result], items: Sequence[Item]) -> list[Result]:
         """See Engine."""
-        return work.do(handle, items, self.means) if items else []
+        return work.do(handle, items, self.limits) if items else []
 
 
 LOCAL_ENGINE = LocalEngine()

@@ -1,7 +1,7 @@
 """Merges (compaction) of small parts into larger ones, partition by partition, in one commit.
 
 Planning is pure. Inputs are live parts smaller than `part_bytes_max`. A group closes when it passes that size, so an
-output stays below twice it, and a single part is never rewritten. DuckDB reads, sorts and writes the rows of a group.
+output is below twice that size. A single part is never rewritten. DuckDB reads, sorts and writes the rows of a group.
 If the table has a merge query, its result is written instead. If other commits landed meanwhile, the groups whose
 inputs are all still live are committed without rewriting a byte. The others are dropped for the next merge.
 """
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from icedb.errors import InvalidOption
 from icedb.format.replay import TableState
@@ -21,12 +21,26 @@ from icedb.operations.rewrite.query_rewrite import query_of_merges
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
 from icedb.sql.types import new_columns
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 
-__all__ = ["MergePlan", "MergeReport", "Order", "TieredMerge", "carry_out", "merge", "mergeable", "plan_merge"]
+__all__ = [
+    "INPUT_BYTES_MAX",
+    "INPUT_PARTS_MAX",
+    "PART_BYTES_MAX",
+    "MergeLimits",
+    "MergePlan",
+    "MergeReport",
+    "Order",
+    "TieredMerge",
+    "carry_out",
+    "merge",
+    "mergeable",
+    "plan_merge",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +80,15 @@ class TieredMerge:
         return max(2, self.hot_parts // 4)
 
 
+class MergeLimits(TypedDict, total=False):
+    """The options of `plan_merge`, with its defaults: the order of the groups, the size of parts, and the budget."""
+
+    order: Order
+    part_bytes_max: int
+    input_parts_max: int
+    input_bytes_max: int
+
+
 @dataclass(frozen=True, slots=True)
 class MergePlan:
     """The groups of parts that one call merges, and the number of groups beyond its budget."""
@@ -79,6 +102,8 @@ class MergeReport:
     """The result of a merge or of its dry run. `dropped_groups` lost an input to another commit meanwhile.
 
     `rows` counts the rows of the new parts. A dry run does not run a merge query, so it counts the rows of the inputs.
+    With `max_seconds`, the counts are the sums of all merges of the call, and `remaining` groups did not fit into the
+    time. `commit` is the newest commit, and `commit_keys` has the log file of each.
     """
 
     commit: Commit
@@ -89,6 +114,7 @@ class MergeReport:
     dropped_groups: int
     remaining: int
     dry_run: bool
+    commit_keys: tuple[str, ...] = ()
 
 
 def plan_merge(
@@ -165,13 +191,10 @@ def _tier_of(parts: Sequence[Part], part_bytes_max: int, tier: int) -> list[Part
 def merge(
     handle: Handle,
     *,
-    order: Order = "oldest",
-    part_bytes_max: int = PART_BYTES_MAX,
-    input_parts_max: int = INPUT_PARTS_MAX,
-    input_bytes_max: int = INPUT_BYTES_MAX,
     tiers: TieredMerge | None = None,
     dry_run: bool = False,
     rewriter: Rewriter = rewrite_parts,
+    **limits: Unpack[MergeLimits],
 ) -> MergeReport:
     """Merge small parts of all partitions, up to the budget, in one exclusive commit. A dry run only plans.
 
@@ -180,18 +203,12 @@ def merge(
     Raises InvalidOption, MissingPart, CommitConflict, CommitStateUnknown and the store's errors. With a merge query it
     also raises InvalidQuery, InvalidBatch, SchemaConflict and UnsupportedType, for a result that cannot be stored.
     """
-    _check_options(handle, order, part_bytes_max, input_parts_max, input_bytes_max)
+    _check_limits(handle.table, **limits)
     if not dry_run:
         handle.check_writable()
     state = handle.read()
-    plan = plan_merge(
-        mergeable(handle, state),
-        part_bytes_max=part_bytes_max,
-        order=order,
-        input_parts_max=input_parts_max,
-        input_bytes_max=input_bytes_max,
-        tiers=None if tiers is None else _tiers_of_hot(handle, state, tiers),
-    )
+    hot = None if tiers is None else _tiers_of_hot(handle, state, tiers)
+    plan = plan_merge(mergeable(handle, state), tiers=hot, **limits)
     return _dry_run_report(handle, plan) if dry_run else carry_out(handle, state, plan, rewriter=rewriter)
 
 
@@ -238,15 +255,18 @@ def carry_out(
         dropped_groups=len(plan.groups) - len(operation.kept),
         remaining=plan.remaining,
         dry_run=False,
+        commit_keys=() if commit.key is None else (commit.key,),
     )
 
 
-def _check_options(handle: Handle, order: str, part_bytes_max: int, input_parts_max: int, input_bytes_max: int) -> None:
+def _check_limits(
+    table: str, *, order: str = "oldest", part_bytes_max: int = 1, input_parts_max: int = 1, input_bytes_max: int = 1
+) -> None:
     if order not in ("newest", "oldest"):
-        raise InvalidOption(f"{handle.table}: order is '{order}'; give 'newest' or 'oldest'.")
+        raise InvalidOption(f"{table}: order is '{order}'; give 'newest' or 'oldest'.")
     if min(part_bytes_max, input_parts_max, input_bytes_max) < 1:
         raise InvalidOption(
-            f"{handle.table}: part_bytes_max ({part_bytes_max}), input_parts_max ({input_parts_max}) and "
+            f"{table}: part_bytes_max ({part_bytes_max}), input_parts_max ({input_parts_max}) and "
             f"input_bytes_max ({input_bytes_max}) must be over 0. Give larger values."
         )
 

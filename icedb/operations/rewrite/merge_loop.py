@@ -8,31 +8,24 @@ the usual size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Unpack
 
 from icedb.errors import InvalidOption
-from icedb.operations.rewrite.engine import Engine
+from icedb.operations.rewrite.engine import Engine, LocalEngine, ResourceLimits
 from icedb.operations.rewrite.merge import (
     INPUT_BYTES_MAX,
     INPUT_PARTS_MAX,
     PART_BYTES_MAX,
+    MergeLimits,
     MergeReport,
-    Order,
     TieredMerge,
+    merge,
 )
+from icedb.operations.rewrite.rewriter import Rewriter
 from icedb.transaction.table_handle import Handle
 
-__all__ = [
-    "PARTS_FIRST",
-    "PARTS_MIN",
-    "MergeableTable",
-    "PacedReport",
-    "Share",
-    "first_share",
-    "merge_for",
-    "next_share",
-]
+__all__ = ["PARTS_FIRST", "PARTS_MIN", "Share", "first_share", "merge_engine", "merge_within", "next_share"]
 
 # The number of small parts that a slow store returns in about ten seconds, with two requests each, several at a time.
 PARTS_FIRST = 2_000
@@ -42,28 +35,8 @@ PARTS_MIN = 500
 GROWTH_MAX = 4
 
 
-class MergeableTable(Protocol):
-    """The part of `icedb.Table` that a loop of merges uses; `Table` itself imports this package."""
-
-    @property
-    def uri(self) -> str:
-        """The table's address, for messages."""
-
-    @property
-    def handle(self) -> Handle:
-        """The open table."""
-
-    def merge(
-        self,
-        *,
-        order: Order = ...,
-        part_bytes_max: int = ...,
-        tiers: TieredMerge | None = ...,
-        input_parts_max: int = ...,
-        input_bytes_max: int = ...,
-        engine: Engine | None = ...,
-    ) -> MergeReport:
-        """See `icedb.Table.merge`."""
+# A longer time is no limit in practice, and the arithmetic of times stays in range.
+SECONDS_MAX = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,68 +47,70 @@ class Share:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PacedReport:
-    """The sums of all merges of one call, each with a commit. `remaining` groups did not fit into the time."""
-
-    commits: tuple[str, ...]
-    merged_parts: int
-    merged_bytes: int
-    new_parts: int
-    rows: int
-    dropped_groups: int
-    remaining: int
-
-
-def merge_for(
-    table: MergeableTable,
+def merge_within(
+    handle: Handle,
+    max_seconds: float | None,
     *,
-    seconds_max: float,
-    order: Order = "oldest",
-    part_bytes_max: int = PART_BYTES_MAX,
-    tiers: TieredMerge | None = None,
-    engine: Engine | None = None,
-) -> PacedReport:
+    tiers: TieredMerge | None,
+    rewriter: Rewriter,
+    dry_run: bool = False,
+    **limits: Unpack[MergeLimits],
+) -> MergeReport:
     """Merge until nothing is left to merge (with `tiers`, nothing in them), or until the time is over.
 
-    Raises the errors of `Table.merge`. Merges that were committed before stay.
+    Each merge is a commit within the limits. Without `max_seconds`, and as a dry run, there is one merge. Raises as
+    `merge`. Merges that were committed before stay.
     """
-    if seconds_max <= 0:
-        raise InvalidOption(f"{table.uri}: seconds_max is {seconds_max}; give more than 0.")
-    clock = table.handle.clock
-    end_ms = clock.now_ms() + round(seconds_max * 1000)
+    if max_seconds is not None and max_seconds <= 0:
+        raise InvalidOption(f"{handle.table}: max_seconds is {max_seconds}; give more than 0.")
+    if max_seconds is None or dry_run:
+        return merge(handle, tiers=tiers, rewriter=rewriter, dry_run=dry_run, **limits)
+    most = Share(limits.get("input_parts_max", INPUT_PARTS_MAX), limits.get("input_bytes_max", INPUT_BYTES_MAX))
+    share: Share | None = first_share(limits.get("part_bytes_max", PART_BYTES_MAX), most)
+    clock = handle.clock
+    end_ms = clock.now_ms() + round(min(max_seconds, SECONDS_MAX) * 1000)
     reports: list[MergeReport] = []
-    share: Share | None = first_share(part_bytes_max)
     while share is not None:
+        limits["input_parts_max"], limits["input_bytes_max"] = share.parts, share.bytes
         began_ms = clock.now_ms()
-        report = table.merge(
-            order=order,
-            part_bytes_max=part_bytes_max,
-            tiers=tiers,
-            input_parts_max=share.parts,
-            input_bytes_max=share.bytes,
-            engine=engine,
-        )
-        reports.append(report)
+        reports.append(merge(handle, tiers=tiers, rewriter=rewriter, **limits))
         now_ms = clock.now_ms()
-        share = next_share(share, report, spent_ms=now_ms - began_ms, left_ms=end_ms - now_ms)
-    return PacedReport(
-        commits=tuple(r.commit.key for r in reports if r.commit.key is not None),
+        share = next_share(share, reports[-1], most, spent_ms=now_ms - began_ms, left_ms=end_ms - now_ms)
+    return _summed(reports)
+
+
+def merge_engine(engine: Engine | None, memory_bytes: int | None, *, table: str) -> Engine:
+    """Return the engine of a merge: the caller's, or this process with that memory. Raises InvalidOption for both."""
+    if engine is None:
+        return LocalEngine(ResourceLimits(memory_bytes))
+    if memory_bytes is not None:
+        raise InvalidOption(
+            f"{table}: memory_bytes and engine are both set, but memory_bytes limits this process only. Leave "
+            "memory_bytes out, and set the memory of the engine."
+        )
+    return engine
+
+
+def _summed(reports: list[MergeReport]) -> MergeReport:
+    """Return one report of merges that followed one another."""
+    return replace(
+        reports[-1],
+        commit=next((r.commit for r in reversed(reports) if r.commit.committed), reports[-1].commit),
         merged_parts=sum(r.merged_parts for r in reports),
         merged_bytes=sum(r.merged_bytes for r in reports),
         new_parts=sum(r.new_parts for r in reports),
         rows=sum(r.rows for r in reports),
         dropped_groups=sum(r.dropped_groups for r in reports),
-        remaining=reports[-1].remaining,
+        commit_keys=tuple(key for r in reports for key in r.commit_keys),
     )
 
 
-def first_share(part_bytes_max: int) -> Share:
+def first_share(part_bytes_max: int, most: Share) -> Share:
     """Return a first budget that is enough to measure the speed: two groups of large parts, or many small ones."""
-    return Share(PARTS_FIRST, 2 * part_bytes_max)
+    return Share(min(PARTS_FIRST, most.parts), min(2 * part_bytes_max, most.bytes))
 
 
-def next_share(share: Share, report: MergeReport, *, spent_ms: int, left_ms: int) -> Share | None:
+def next_share(share: Share, report: MergeReport, most: Share, *, spent_ms: int, left_ms: int) -> Share | None:
     """Return the budget of the next merge, or None if nothing is left or the time does not suffice. Pure."""
     groups = max(1, report.new_parts + report.dropped_groups)
     if not report.remaining or left_ms <= 0 or left_ms < spent_ms / groups:
@@ -144,4 +119,4 @@ def next_share(share: Share, report: MergeReport, *, spent_ms: int, left_ms: int
     # Dropped groups took time too, so an estimate without them is on the safe side.
     parts = int((report.merged_parts or share.parts) * scale)
     n_bytes = int((report.merged_bytes or share.bytes) * scale)
-    return Share(min(max(parts, PARTS_MIN), INPUT_PARTS_MAX), min(max(n_bytes, 1), INPUT_BYTES_MAX))
+    return Share(min(max(parts, PARTS_MIN), most.parts), min(max(n_bytes, 1), most.bytes))

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from icedb.format.keys import has_unsafe_segment
 from icedb.storage.obstore_store import FETCH_BYTES, fetch
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["Fetched", "concurrent_fetches", "fetch_parts"]
 

@@ -7,7 +7,6 @@ row would move to another partition. All checks happen before anything is put.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,17 @@ import duckdb
 from icedb.errors import InvalidBatch, InvalidQuery, InvariantViolated, SchemaConflict
 from icedb.format.keys import decode_partition, encode_partition
 from icedb.reader.scan_sql import relation, visible_partitions
-from icedb.sql.casts import EXAMPLE_LENGTH_MAX, Conversion, convert_answer
+from icedb.sql.casts import EXAMPLE_LENGTH_MAX, Conversion, fit_answer
+from icedb.sql.column_stats import statistics_columns
 from icedb.sql.connections import RESERVED, ROWS_PER_BATCH, quote_name
 from icedb.sql.merge_strategies import MERGED, check_batch_columns, merge_sql
 from icedb.sql.partition_expressions import PartitionExpression, parse_partition_by, partition_types
 from icedb.sql.types import check_columns, describe, storage_type
 from icedb.sql.user_queries import UserQuery, check_output, check_query
-from icedb.transaction.table_handle import Handle, Part
-from icedb.writer.parquet_file import WrittenFile, write_file
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
+from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, ParquetSettings
+from icedb.writer.encoding.parquet_file import EncodedPart, write_query
 
 __all__ = ["QueryOutput", "RewriteQuery", "write_query_output", "query_of_merges"]
 
@@ -52,7 +54,7 @@ class QueryOutput:
     """The columns of a result with their DuckDB types, and its file, which is None for an empty result."""
 
     columns: Mapping[str, str]
-    file: WrittenFile | None
+    part: EncodedPart | None
 
 
 def query_of_merges(handle: Handle, schema: Mapping[str, str], *, lenient: bool = False) -> RewriteQuery | None:
@@ -155,13 +157,15 @@ class _Work:
         self.con.execute(f"DROP TABLE {quote_name(self.rewrite_query.query.relation)}")  # its memory is for sorting
         order = ", ".join(quote_name(c) for c in self.handle.spec.sort_by if c in columns)
         query = f"SELECT * FROM ({fitted}){' ORDER BY ' + order if order else ''}"
-        file = write_file(self.con, query, path, self.handle.spec)
-        if file.rows != rows:
+        statistics = statistics_columns(self.handle.spec.sort_by, columns, self.handle.expressions)
+        settings = ParquetSettings(self.handle.table, self.handle.spec, MERGE_LEVEL)
+        part = write_query(self.con, query, columns, settings, statistics, rows=rows, path=path)
+        if part.file.rows != rows:
             raise InvariantViolated(
-                f"{self.handle.table}: {file.rows} of {rows} rows of the answer for '{self.partition}' were written. "
-                "Nothing was published."
+                f"{self.handle.table}: {part.file.rows} of {rows} rows of the result for '{self.partition}' were "
+                "written. Nothing was published."
             )
-        return QueryOutput(columns, file)
+        return QueryOutput(columns, part)
 
     def _ask(self) -> dict[str, str]:
         """Run the query once, because each run may return other rows. Return the table's name of each result column."""
@@ -169,18 +173,17 @@ class _Work:
         names = [str(name) for name, *_ in self.con.execute(f"DESCRIBE {sql}").fetchall()]
         needed = {c.casefold() for c in (*spec.sort_by, *spec.required)}
         needed = needed.union(*(e.columns for e in self._expressions()))
-        needed_here = [c for c in self.schema if c.casefold() in needed]
         check_output(
             names,
             table_columns=self.schema,
             inputs=[*self.schema, *self.types],
-            needed=() if self.rewrite_query.lenient else needed_here,
+            needed=[c for c in self.schema if c.casefold() in needed],
             query=self.rewrite_query.query,
             what=self.rewrite_query.what,
             table=self.handle.table,
             new_columns=self.rewrite_query.new_columns and spec.schema_policy == "open",
+            lenient=self.rewrite_query.lenient,
         )
-        self._warn(names, needed_here)
         spelled = {c.casefold(): c for c in self.schema}
         in_path = {n.casefold() for n in self.types}
         stored = {n: spelled.get(n.casefold(), n) for n in names if n.casefold() not in in_path}
@@ -189,15 +192,6 @@ class _Work:
         select = ", ".join(map(quote_name, stored))
         self.con.execute(f"CREATE TEMP TABLE {_ANSWER} AS SELECT {select} FROM (\n{sql}\n)")
         return stored
-
-    def _warn(self, names: Sequence[str], needed: Sequence[str]) -> None:
-        folded = {n.casefold() for n in names}
-        if self.rewrite_query.lenient and (dropped := [c for c in needed if c.casefold() not in folded]):
-            warnings.warn(
-                f"{self.handle.table}: {self.rewrite_query.what} drops {dropped}, by which the table is partitioned or "
-                "sorted.",
-                stacklevel=2,
-            )
 
     def _fit(self, stored: Mapping[str, str]) -> tuple[dict[str, str], str]:
         """Return the columns of the new part, and the SQL of its rows. No value is changed."""
@@ -210,26 +204,14 @@ class _Work:
             columns[column] = target or storage_type(source, column=column, table=self.handle.table)
             sql = f"CAST({quote_name(name)} AS {columns[column]})"
             if target is not None and source != target:
-                conversions.append(self._conversion(name, source, target))
+                what, table = f"the result of {self.rewrite_query.what}", self.handle.table
+                conversions.append(fit_answer(self.con, _ANSWER, name, source, target, table=table, what=what))
                 sql = conversions[-1].sql
             select.append(f"{sql} AS {quote_name(column)}")
         check_columns(columns, self.schema, table=self.handle.table)
         check_batch_columns(self.handle.spec.merging, columns, table=self.handle.table)
         self._check_values([c for c in conversions if c.misfit])
         return columns, f"SELECT {', '.join(select)} FROM {_ANSWER}"
-
-    def _conversion(self, name: str, source: str, target: str) -> Conversion:
-        counted = f"SELECT count({quote_name(name)}) FROM {_ANSWER}"
-        conversion = convert_answer(name, source, target, is_null=lambda: self.con.execute(counted).fetchone() == (0,))
-        if conversion is not None:
-            return conversion
-        raise SchemaConflict(
-            f"{self.handle.table}: column '{name}' is {target} in the table and {source} in the answer of "
-            f"{self.rewrite_query.what}. Cast it to {target} there, or give it another name with AS. Nothing was "
-            "changed.",
-            column=name,
-            types=(target, source),
-        )
 
     def _check_values(self, conversions: Sequence[Conversion]) -> None:
         if not conversions:

@@ -2,8 +2,8 @@
 
 The new parts are invisible until a commit names them, and are deleted after a failure. All rewrites of a process share
 one memory limit, and spill to disk beyond it. While some are written, the parts of the next are fetched and the results
-of the last are put. Any engine can do the work (`icedb.operations.rewrite.engine`). The operations above take the
-function as an argument.
+of the last are put. Any engine can do the work (`icedb.operations.rewrite.engine`). Operations take a
+`Rewriter` as an argument.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,17 +19,20 @@ from pathlib import Path
 
 import duckdb
 import msgspec
+import pyarrow as pa
 
 from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker, Stats, total_rows
+from icedb.operations.rewrite.arrow_merge import UnsortedParts, merge_at_once, merge_sorted, open_inputs
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.operations.rewrite.prefetch import Fetched, concurrent_fetches, fetch_parts
 from icedb.operations.rewrite.query_rewrite import RewriteQuery, write_query_output
 from icedb.reader.scan_sql import read_parquet, scan, translate_read_error, visible_partitions
-from icedb.sql.column_stats import encode_statistics, statistics_columns
+from icedb.sql.column_stats import statistics_columns
 from icedb.sql.connections import (
     MEMORY_BYTES_MIN,
     RESERVED,
+    ROWS_PER_BATCH,
     connect_reader,
     connect_sandbox,
     memory_bytes_default,
@@ -39,11 +42,14 @@ from icedb.sql.connections import (
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.types import describe
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.progress import Advance, progress
-from icedb.util.temporary_files import make_folder, remove_folder
-from icedb.writer.parquet_file import WrittenFile, min_max_counts, write_file
-from icedb.writer.part_writer import CONCURRENT_PUTS, StoredPart, digest, discard, put_part
+from icedb.util.temporary_files import temporary_folder
+from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings
+from icedb.writer.encoding.parquet_file import EncodedPart, encode_tables, write_query
+from icedb.writer.encoding.part_stats import encode_bounds
+from icedb.writer.part_writer import CONCURRENT_PUTS, StoredPart, discard, put_part
 
 __all__ = ["NewPart", "Rewrite", "Rewriter", "Rewriting", "rewrite_all", "rewrite_parts"]
 
@@ -52,7 +58,7 @@ logger = logging.getLogger(__name__)
 # The memory for sorting rows of some kilobytes, even with spilling. With less memory, fewer rewrites run at a time.
 MEMORY_BYTES_PER_REWRITE = 1024 * 1024 * 1024
 # The bytes of parts that are fetched ahead of their turn, or wait to be put, besides the parts that are being written.
-# They need this much disk space, once for each.
+# Each of the two needs this much disk space.
 AHEAD_BYTES = 512 * 1024 * 1024
 # The share of the memory for files that are being put, as a divisor.
 PUTTING_SHARE = 4
@@ -117,15 +123,15 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
         """See DistributedTask."""
         return result.marker
 
-    def do(self, handle: Handle, items: Sequence[Rewrite], means: ResourceLimits) -> list[NewPart]:
+    def do(self, handle: Handle, items: Sequence[Rewrite], limits: ResourceLimits) -> list[NewPart]:
         """Write each new part, a few at a time. Raises as `rewrite_all`."""
         started_ms = handle.clock.now_ms()
-        memory_bytes = _check_memory(handle, means.memory_bytes)
+        memory_bytes = _check_memory(handle, limits.memory_bytes)
         keys = [handle.keys.part(r.partition, handle.clock.new_id()) for r in items]
-        folder = make_folder("rewrite", below=means.folder)
         try:
             with (
-                _engines(handle, items, memory_bytes, means.threads, folder) as engines,
+                temporary_folder("rewrite", below=limits.folder) as folder,
+                _engines(handle, items, memory_bytes, limits.threads, folder) as engines,
                 _pools(engines.at_a_time, memory_bytes, items) as pools,
                 progress(self.name, sum(r.bytes for r in items), "bytes") as advance,
             ):
@@ -140,8 +146,6 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
                 inputs = [p for r in items for p in r.inputs]
                 raise translate_read_error(handle, inputs, error, as_of_ms=started_ms) from None
             raise
-        finally:
-            remove_folder(folder)
 
     def _write(
         self,
@@ -155,11 +159,11 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
         """Write the new parts under their keys. The first failure stops all."""
         written: list[NewPart] = []
 
-        def finish(rewrite: Rewrite, writing: Future[_Written]) -> None:
+        def finish(rewrite: Rewrite, writing: Future[_WrittenFile]) -> None:
             written.append(self._finished(handle, rewrite, writing, number=len(written) + 1, of=len(rewrites)))
             advance(rewrite.bytes)
 
-        begun: deque[tuple[Rewrite, Future[_Written]]] = deque()
+        begun: deque[tuple[Rewrite, Future[_WrittenFile]]] = deque()
         ahead_bytes = 0
         for number, (rewrite, key) in enumerate(rewrites):
             while len(begun) > engines.at_a_time and ahead_bytes + rewrite.bytes > AHEAD_BYTES:
@@ -173,7 +177,7 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
         return written
 
     def _finished(
-        self, handle: Handle, rewrite: Rewrite, writing: Future[_Written], *, number: int, of: int
+        self, handle: Handle, rewrite: Rewrite, writing: Future[_WrittenFile], *, number: int, of: int
     ) -> NewPart:
         new = writing.result().new_part()
         logger.info(
@@ -238,6 +242,8 @@ class _Engines:
     sandbox: duckdb.DuckDBPyConnection | None
     folder: Path
     at_a_time: int
+    #: The memory of one rewrite.
+    memory_bytes: int
 
 
 @contextmanager
@@ -251,14 +257,14 @@ def _engines(
     if _many_and_small(rewrites, at_a_time, threads):
         threads = 1
     with connect_reader(handle.location, memory_bytes=share, folder=folder, threads=threads) as reader:
-        reader.execute("SET GLOBAL preserve_insertion_order = true")
+        reader.execute("SET GLOBAL preserve_insertion_order = true; SET GLOBAL arrow_lossless_conversion = true")
         if not asking:
-            yield _Engines(reader, None, folder, at_a_time)
+            yield _Engines(reader, None, folder, at_a_time, share // at_a_time)
             return
         sandbox_folder = folder / "sandbox"  # not where the reader spills
         sandbox_folder.mkdir()
         with connect_sandbox(sandbox_folder, memory_bytes=share, threads=threads) as sandbox:
-            yield _Engines(reader, sandbox, sandbox_folder, at_a_time)
+            yield _Engines(reader, sandbox, sandbox_folder, at_a_time, share // at_a_time)
 
 
 def _many_and_small(rewrites: Sequence[Rewrite], at_a_time: int, threads: int | None) -> bool:
@@ -293,7 +299,7 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenFile:
     """A written rewrite, and the put of its file, which is None if no row is left."""
 
     columns: Mapping[str, str]
@@ -314,45 +320,77 @@ class _Written:
 
 def _rewrite(
     handle: Handle, engines: _Engines, pools: _Pools, work: Rewriting, rewrite: Rewrite, fetched: Fetched, key: str
-) -> _Written:
+) -> _WrittenFile:
     path = engines.folder / key.rsplit("/", 1)[1]
     with fetched.here() as inputs:
-        columns, file = _write_rows(handle, engines, replace(rewrite, inputs=inputs), work.schema, path)
-    if file is None:
-        return _Written(columns, key)
-    stats = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
+        columns, part = _write_rows(handle, engines, replace(rewrite, inputs=inputs), work.schema, path)
+    if part is None:
+        return _WrittenFile(columns, key)
     with engines.reader.cursor() as con:
-        encoded = encode_statistics(stats, min_max_counts(con, file, stats), file.rows)
-    put = pools.putting.submit(_measure, path) if work.dry_run else pools.putting.submit(_put, handle, key, path)
-    return _Written(columns, key, file.rows, encoded, put)
+        [stats] = encode_bounds(con, [part.bounds])
+    put = (
+        pools.putting.submit(_measure, part.file)
+        if work.dry_run
+        else pools.putting.submit(put_part, handle.store, key, part.file)
+    )
+    return _WrittenFile(columns, key, part.file.rows, stats, put)
 
 
-def _measure(path: Path) -> StoredPart:
-    return StoredPart(path.stat().st_size, digest(path))
-
-
-def _put(handle: Handle, key: str, path: Path) -> StoredPart:
-    return put_part(handle.store, key, path)
+def _measure(file: EncodedFile) -> StoredPart:
+    return StoredPart(file.bytes, file.digest)
 
 
 def _write_rows(
     handle: Handle, engines: _Engines, rewrite: Rewrite, schema: Mapping[str, str], path: Path
-) -> tuple[Mapping[str, str], WrittenFile | None]:
+) -> tuple[Mapping[str, str], EncodedPart | None]:
     """Return the columns of the new part, and its file unless no row is left."""
     with engines.reader.cursor() as con:  # the rewrites of a call may take longer than the credentials are valid
         renew_access(con, handle.location)
-    if rewrite.query is None or engines.sandbox is None:
-        return _copy_rows(handle, engines.reader, rewrite, schema, path)
-    answer = write_query_output(
-        handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
-    )
-    return answer.columns, answer.file
+    if rewrite.query is not None and engines.sandbox is not None:
+        answer = write_query_output(
+            handle, rewrite.query, rewrite.inputs, schema, path, reader=engines.reader, sandbox=engines.sandbox
+        )
+        return answer.columns, answer.part
+    if rewrite.drop_where is None:
+        try:
+            merged = _merge_in_arrow(handle, engines, rewrite, schema, path)
+        except (UnsortedParts, pa.ArrowException, FileNotFoundError):
+            merged = None  # DuckDB's error names the problem of a missing or damaged part
+            path.unlink(missing_ok=True)
+        if merged is not None:
+            return merged
+    return _copy_rows(handle, engines.reader, rewrite, schema, path)
+
+
+def _merge_in_arrow(
+    handle: Handle, engines: _Engines, rewrite: Rewrite, schema: Mapping[str, str], path: Path
+) -> tuple[Mapping[str, str], EncodedPart | None] | None:
+    """Merge parts of local files without DuckDB; None if their types or the memory do not permit it."""
+    paths = handle.part_paths.original(rewrite.inputs)
+    if not all(map(os.path.isfile, paths)):
+        return None
+    with engines.reader.cursor() as con, open_inputs(paths, schema, handle.spec.sort_by) as inputs:
+        if inputs is None:
+            return None
+        columns = {column: schema[column] for column in inputs.schema.names}
+        _check_rows(handle, rewrite, inputs.rows, rewrite.rows)
+        if inputs.fit(engines.memory_bytes):
+            tables: Iterable[pa.Table] = [merge_at_once(con, inputs)]
+        elif inputs.can_stream(engines.memory_bytes):
+            tables = merge_sorted(con, inputs, engines.memory_bytes)
+        else:
+            return None
+        statistics = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
+        settings = ParquetSettings(handle.table, handle.spec, MERGE_LEVEL)
+        part = encode_tables(tables, settings, statistics, rows=inputs.rows, path=path)
+    _check_rows(handle, rewrite, part.file.rows, rewrite.rows)
+    return columns, part if part.file.rows else None
 
 
 def _copy_rows(
     handle: Handle, reader: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str], path: Path
-) -> tuple[Mapping[str, str], WrittenFile | None]:
-    """Write the rows that stay to a file."""
+) -> tuple[Mapping[str, str], EncodedPart | None]:
+    """Write the rows that stay to a file, with DuckDB."""
     with reader.cursor() as con:
         source = _source(handle, con, rewrite, schema)
         expected = _rows_to_keep(handle, con, rewrite, source)
@@ -362,13 +400,15 @@ def _copy_rows(
         where = "" if rewrite.drop_where is None else f" WHERE (\n{rewrite.drop_where}\n) IS NOT TRUE"
         order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in source.columns)
         query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
-        file = write_file(con, query, path, handle.spec)
-    _check_rows(handle, rewrite, file.rows, expected)
-    return source.columns, file if file.rows else None
+        statistics = statistics_columns(handle.spec.sort_by, source.columns, handle.expressions)
+        settings = ParquetSettings(handle.table, handle.spec, MERGE_LEVEL)
+        part = write_query(con, query, source.columns, settings, statistics, rows=expected or ROWS_PER_BATCH, path=path)
+    _check_rows(handle, rewrite, part.file.rows, expected)
+    return source.columns, part if part.file.rows else None
 
 
 def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, schema: Mapping[str, str]) -> _Source:
-    """Only a predicate needs to see more than the parts have: the table's other columns, null, and the partition."""
+    """Return the rows. Only a predicate also needs the table's other columns, as null, and the partition."""
     partitions: Mapping[str, str] = {}
     rows = f"SELECT * FROM {read_parquet(handle, rewrite.inputs)}"
     present = describe(con, rows)
@@ -378,7 +418,7 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
         rows = scan(handle, rewrite.inputs, schema, types)
         present = {c: t for c, t in present.items() if c not in partitions}
     # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
-    # parts know (a program of v3 may write one) is kept as it is, and no predicate sees it.
+    # parts have (a program of v3 may write one) is kept as it is, and no predicate can name it.
     names = {c: quote_name(c) for c in schema if c in present}
     names |= {c: f"{RESERVED}{n}" for n, c in enumerate(present) if c not in schema}
     columns = {c: schema.get(c, present[c]) for c in names}
@@ -390,7 +430,7 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
 
 
 def _rows_to_keep(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, source: _Source) -> int | None:
-    """How many rows the new part must have, counted apart from writing it; None when no input says."""
+    """Return the number of rows that the new part must have; None if an input has no row count."""
     if rewrite.drop_where is None:
         return rewrite.rows
     counts = f"SELECT count(*), count(*) FILTER (WHERE (\n{rewrite.drop_where}\n)) FROM {source.sql}"

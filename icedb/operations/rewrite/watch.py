@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from threading import Event
 
 from icedb.errors import IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
-from icedb.operations.rewrite.merge import PART_BYTES_MAX, MergeReport, Order
-from icedb.operations.rewrite.merge_loop import MergeableTable
+from icedb.operations.rewrite.merge import PART_BYTES_MAX, MergeReport, Order, merge
 from icedb.sql.connections import MIB
+from icedb.transaction.table_handle import Handle
 
 __all__ = ["watch"]
 
@@ -29,7 +29,7 @@ OnWait = Callable[[IceDBError, int], None]
 
 
 def watch(
-    table: MergeableTable,
+    handle: Handle,
     *,
     stop: Event,
     orders: Sequence[Order] = ("newest",),
@@ -46,12 +46,12 @@ def watch(
     """
     if every_ms < 1 or not orders:
         raise InvalidOption(
-            f"{table.uri}: every_ms is {every_ms} and orders are {orders!r}; give at least 1 ms and one order."
+            f"{handle.table}: every_ms is {every_ms} and orders are {orders!r}; give at least 1 ms and one order."
         )
     wait_ms = every_ms
     while not stop.is_set():
         try:
-            more = _round(table, orders, stop, part_bytes_max, on_merge)
+            more = _round(handle, orders, stop, part_bytes_max, on_merge)
         except (RetryableError, OutcomeUnknownError) as error:
             on_wait(error, wait_ms)
             stop.wait(wait_ms / 1000)
@@ -62,12 +62,13 @@ def watch(
             stop.wait(every_ms / 1000)
 
 
-def _round(table: MergeableTable, orders: Sequence[Order], stop: Event, part_bytes_max: int, on_merge: OnMerge) -> bool:
+def _round(handle: Handle, orders: Sequence[Order], stop: Event, part_bytes_max: int, on_merge: OnMerge) -> bool:
     """Merge once for each order, while there is something to merge. Returns whether there is more."""
     for order in orders:
         if stop.is_set():
             return False
-        report = table.merge(
+        report = merge(
+            handle,
             order=order,
             part_bytes_max=part_bytes_max,
             input_parts_max=INPUT_PARTS_MAX,

@@ -4,7 +4,7 @@ A batch may also change other tables: rows that do not fit go to the table's qua
 (`icedb.operations.write.views`). All parts of table and views are written before anything is published. The quarantine
 is published first, so that no row is lost. Views are published last, because they show committed rows. If an insert
 fails in between, the quarantine already has its rejected rows. A retry with the same `txn` (idempotency key) does not
-add them again, unless the quarantine was merged in between: a merged part does not tell which rows it has. A retry
+add them again, unless the quarantine was merged in between: a merged part does not identify its rows. A retry
 without a `txn` adds them again.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import get_args
+from typing import Unpack, get_args
 
 from icedb.errors import InvalidOption, TooManyColumns
 from icedb.format.table_spec import TableSpec
 from icedb.operations.commits.drop_partitions import Chosen
 from icedb.operations.commits.publish import check_overwrite, prepare, publish_append, publish_overwrite
 from icedb.operations.write.views import ViewParts, discard_views, publish_views, write_views
-from icedb.sources.batch import Batch, OnConflict, Rows
+from icedb.sources.batch import Batch, OnConflict, Rows, WriteOptions
 from icedb.sources.open_source import open_batch
 from icedb.sql.connections import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_write_memory
 from icedb.sql.types import new_columns
@@ -30,7 +30,8 @@ from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
 from icedb.transaction.open_table import open_sibling, quarantine_name
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, discard, put_parts
-from icedb.writer.staging import QUARANTINE_COLUMNS, StagedBatch, stage_rows
+from icedb.writer.staged_batch import QUARANTINE_COLUMNS, StagedBatch
+from icedb.writer.staging import stage_rows
 
 __all__ = [
     "BatchLimits",
@@ -43,19 +44,12 @@ __all__ = [
 ]
 
 
-def insert(
-    handle: Handle,
-    data: Rows,
-    *,
-    txn: Txn | None = None,
-    on_conflict: OnConflict = "raise",
-    memory_bytes: int | None = None,
-) -> Commit:
+def insert(handle: Handle, data: Rows, *, txn: Txn | None = None, **options: Unpack[WriteOptions]) -> Commit:
     """Append rows; see `Table.insert`."""
     done = txn is not None and is_recorded(handle.read(fresh=True), txn)
     if done and not handle.spec.views:
         return repeated(handle)
-    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+    with staged(handle, data, **options) as (stage, memory_bytes):
         views = write_views(handle, stage, memory_bytes=memory_bytes)
         try:
             commit = repeated(handle) if done else _append(handle, stage, txn, memory_bytes)
@@ -100,15 +94,14 @@ def write_unpublished(
     handle: Handle,
     data: Rows,
     *,
-    on_conflict: OnConflict = "raise",
-    memory_bytes: int | None = None,
     limits: BatchLimits = BatchLimits(),
+    **options: Unpack[WriteOptions],
 ) -> Unpublished:
     """Write the parts of an insert, which the caller publishes. Raises as `insert` before anything is visible.
 
     Raises TooManyPartitions and TooManyColumns for rows beyond the limits, before anything is written.
     """
-    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+    with staged(handle, data, **options) as (stage, memory_bytes):
         stage.check_partitions(limits.partitions_max)
         _check_columns_max(handle, stage, limits.columns_max)
         views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=limits.partitions_max)
@@ -117,7 +110,7 @@ def write_unpublished(
             written = put_parts(stage, store=handle.store, clock=handle.clock)
             if stage.misfits:
                 quarantine = _open_quarantine(handle)
-                quarantined = quarantine, _write_misfits(quarantine, stage, "", memory_bytes)
+                quarantined = quarantine, _write_rejected_rows(quarantine, stage, "", memory_bytes)
         except BaseException:
             discard(handle.store, [m.key for m in written.markers] if written else [])
             discard_views(views)
@@ -155,16 +148,9 @@ def discard_views_and_quarantine(unpublished: Unpublished) -> None:
         discard(quarantine.store, [m.key for m in misfits.markers])
 
 
-def overwrite(
-    handle: Handle,
-    data: Rows,
-    partitions: Chosen | None,
-    *,
-    on_conflict: OnConflict = "raise",
-    memory_bytes: int | None = None,
-) -> Commit:
+def overwrite(handle: Handle, data: Rows, partitions: Chosen | None, **options: Unpack[WriteOptions]) -> Commit:
     """Replace live parts by rows; see `Table.overwrite`."""
-    with staged(handle, data, on_conflict, memory_bytes) as (stage, memory_bytes):
+    with staged(handle, data, **options) as (stage, memory_bytes):
         written = put_parts(stage, store=handle.store, clock=handle.clock)
         if stage.misfits:  # a rejected overwrite must not add rows to the quarantine
             check_overwrite(handle, written, partitions)
@@ -175,7 +161,12 @@ def overwrite(
 
 @contextmanager
 def staged(
-    handle: Handle, data: Rows, on_conflict: OnConflict, memory_bytes: int | None, *, dry_run: bool = False
+    handle: Handle,
+    data: Rows,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    dry_run: bool = False,
 ) -> Iterator[tuple[StagedBatch, int]]:
     """Yield the staged batch, and the memory for writes to other tables. A dry run only reads the log."""
     if on_conflict not in get_args(OnConflict):
@@ -219,10 +210,10 @@ def _commit_quarantine(
     try:
         quarantine = _open_quarantine(handle)
         tag = stage.misfits_digest()
-        commit = publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes), txn=txn)
+        commit = publish_append(quarantine, _write_rejected_rows(quarantine, stage, tag, memory_bytes), txn=txn)
         if commit.repeated and not _holds(quarantine, tag):
             # An earlier attempt committed other rows to the quarantine, because the table had other columns then.
-            publish_append(quarantine, _write_misfits(quarantine, stage, tag, memory_bytes))
+            publish_append(quarantine, _write_rejected_rows(quarantine, stage, tag, memory_bytes))
     except BaseException:
         discard(handle.store, [m.key for m in written.markers])
         raise
@@ -242,9 +233,10 @@ def _open_quarantine(handle: Handle) -> Handle:
     return quarantine
 
 
-def _write_misfits(quarantine: Handle, stage: StagedBatch, tag: str, memory_bytes: int) -> WrittenParts:
+def _write_rejected_rows(quarantine: Handle, stage: StagedBatch, tag: str, memory_bytes: int) -> WrittenParts:
     context = replace(quarantine.write_context(), job=tag)
-    with stage_rows(context, Batch(stage.set_aside(quarantine.clock.now_ms())), memory_bytes=memory_bytes) as staged:
+    rows = Batch(stage.quarantined_rows(quarantine.clock.now_ms()))
+    with stage_rows(context, rows, memory_bytes=memory_bytes) as staged:
         return put_parts(staged, store=quarantine.store, clock=quarantine.clock)
 
 

@@ -127,7 +127,7 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
     ours = _of_job(state, job)
     if not ours:
         return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
-    # An overwrite is an exclusive commit, which nothing else shares its time with.
+    # An overwrite is an exclusive commit, and no other exclusive commit has its time.
     dead = [m for m in state.parts.values() if m.tombstoned_ms == ours[0].created_ms] if mode == "overwrite" else []
     return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
 

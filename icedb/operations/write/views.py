@@ -45,11 +45,12 @@ from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import Txn
 from icedb.transaction.open_table import create_handle, open_sibling, quarantine_name
 from icedb.transaction.table_handle import Handle
-from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.util.temporary_files import temporary_folder
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.part_writer import WrittenParts, discard, put_parts
 from icedb.writer.spec_validation import ROWS, check_name, checked_spec
-from icedb.writer.staging import StagedBatch, stage_rows
+from icedb.writer.staged_batch import StagedBatch
+from icedb.writer.staging import stage_rows
 
 __all__ = [
     "ViewParts",
@@ -200,17 +201,16 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
 
 def _write_all(handle: Handle, target: Handle, view: ViewSpec, state: TableState, memory_bytes: int) -> WrittenParts:
     """Write the view's parts for all live rows of its source."""
-    folder = make_folder("view")
-    try:
-        with connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con:
-            con.execute("SET arrow_lossless_conversion = true")
-            rows = relation(handle, [handle.part(m) for m in state.live], handle.columns, {})
-            columns = ", ".join(map(quote_name, handle.columns))
-            stream = con.execute(f"SELECT {columns} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH)
-            with _staged(handle, target, view, stream, memory_bytes=memory_bytes) as stage:
-                return put_parts(stage, store=target.store, clock=target.clock)
-    finally:
-        remove_folder(folder)
+    with (
+        temporary_folder("view") as folder,
+        connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con,
+    ):
+        con.execute("SET arrow_lossless_conversion = true")
+        rows = relation(handle, [handle.part(m) for m in state.live], handle.columns, {})
+        columns = ", ".join(map(quote_name, handle.columns))
+        stream = con.execute(f"SELECT {columns} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH)
+        with _staged(handle, target, view, stream, memory_bytes=memory_bytes) as stage:
+            return put_parts(stage, store=target.store, clock=target.clock)
 
 
 def _sequences(state: TableState) -> dict[str, int]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 from icedb.format.records import Marker, total_rows
 from icedb.format.table_spec import all_columns
 from icedb.operations.commits.drop_partitions import Chosen, parts_to_replace
 from icedb.operations.commits.publish import refuse_overwrite
 from icedb.operations.write.insert import staged
-from icedb.sources.batch import OnConflict, Rows
+from icedb.sources.batch import Rows, WriteOptions
 from icedb.sql.types import check_columns, new_columns
 from icedb.transaction.idempotent_append import Txn, is_recorded
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
-from icedb.writer.staging import StagedBatch
+from icedb.writer.staged_batch import StagedBatch
 
 __all__ = ["WritePlan", "plan_write"]
 
@@ -47,15 +48,14 @@ def plan_write(
     replaces: bool,
     partitions: Chosen | None = None,
     txn: Txn | None = None,
-    on_conflict: OnConflict = "raise",
-    memory_bytes: int | None = None,
+    **options: Unpack[WriteOptions],
 ) -> WritePlan:
     """Plan an insert, or with `replaces` an overwrite of these partitions (None: of the whole table). Write nothing."""
-    with staged(handle, data, on_conflict, memory_bytes, dry_run=True) as (stage, _):
+    with staged(handle, data, dry_run=True, **options) as (stage, _):
         written = _as_written(handle, stage)
         misfits = stage.misfits
-    known = handle.known_schema
-    check_columns(written.schema, all_columns(handle.spec, known), table=handle.table)
+    schema = handle.known_schema
+    check_columns(written.schema, all_columns(handle.spec, schema), table=handle.table)
     state = handle.read(fresh=True)
     replaced = []
     if replaces:
@@ -68,7 +68,7 @@ def plan_write(
         rows=sum(m.rows or 0 for m in markers),
         new_parts=len(markers),
         partitions=tuple(sorted({handle.part(m).partition for m in markers})),
-        new_columns=new_columns(written.schema, known) if markers else {},
+        new_columns=new_columns(written.schema, schema) if markers else {},
         quarantined_rows=0 if repeated else misfits,
         replaced_parts=len(replaced),
         replaced_rows=total_rows(replaced),
@@ -79,7 +79,6 @@ def plan_write(
 def _as_written(handle: Handle, stage: StagedBatch) -> WrittenParts:
     """Return the parts that would be written, under new keys. Their sizes are unknown, so they are 0."""
     markers = tuple(
-        Marker(handle.keys.part(r.partition, handle.clock.new_id()), 0, 0, rows=r.rows, stats=r.stats)
-        for r in stage.ranges
+        Marker(handle.keys.part(r.partition, handle.clock.new_id()), 0, 0, rows=r.rows) for r in stage.ranges
     )
     return WrittenParts(stage.columns, markers, handle.clock.now_ms())

@@ -9,51 +9,50 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.format.timing import DAY_MS
-from icedb.services.http.documents import ConfigContext, check_positive
-from icedb.services.http.server_settings import ListenSettings
+from icedb.services.http.documents import ConfigContext, StrictDocument, check_positive, decode_document
+from icedb.services.http.server_settings import FileStamp, ListenSettings
 from icedb.storage.location import parse_location
 from icedb.util.durations import parse_duration
 
-__all__ = [
-    "LISTEN_DURATIONS",
-    "check_listening",
-    "explicit_settings",
-    "resolve_listen_settings",
-    "read_toml",
-    "resolve_storage_options",
-]
+__all__ = ["check_listening", "explicit_settings", "listen_settings", "read_config", "resolve_storage_options"]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 # The maximum lifetime of a presigned URL in S3. No other duration needs to be longer.
 _DURATION_MS_MAX = 7 * DAY_MS
 
-#: Durations that all servers have, with the minimum of each in milliseconds.
-LISTEN_DURATIONS = {"header_timeout": 1, "send_timeout": 1, "stop_timeout": 0}
+# Durations that all servers have, with the minimum of each in milliseconds.
+_LISTEN_DURATIONS = {"header_timeout": 1, "send_timeout": 1, "stop_timeout": 0}
+
+_Document = TypeVar("_Document", bound=StrictDocument)
 
 
-def read_toml(path: Path, context: ConfigContext) -> dict[str, Any]:
-    """Read and parse a TOML file.
-
-    Raises:
-        InvalidOption: The file cannot be read, or is not TOML.
-    """
-    place = str(path)
+def read_config(
+    path: Path, shape: type[_Document], environ: Mapping[str, str], stamps: dict[Path, FileStamp | None] | None
+) -> tuple[_Document, ConfigContext]:
+    """Read a TOML file. `stamps` receives the stamp of each file that is read. Raises InvalidOption."""
+    place, context = str(path), ConfigContext(environ, path.absolute().parent, {} if stamps is None else stamps)
     text = context.read(path.absolute(), "the file", place=place)
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # huge numbers raise ValueError, deep nesting raises RecursionError
         raise InvalidOption(f"{place}: the file is not valid TOML: {error}. Correct the file.") from None
+    return decode_document(document, shape, place), context
 
 
-def resolve_listen_settings(settings: Mapping[str, Any], context: ConfigContext, place: str) -> dict[str, Any]:
-    """Return the settings with addresses and TLS files as the fields of `ListenSettings`. Raises InvalidOption."""
-    resolved = dict(settings)
+def listen_settings(
+    document: object, shape: type[StrictDocument], durations: Mapping[str, int], context: ConfigContext, place: str
+) -> dict[str, Any]:
+    """Return the settings of a server, with addresses and TLS files as the fields of `ListenSettings`.
+
+    `durations` has the minimum of each duration of the service in milliseconds. Raises InvalidOption.
+    """
+    resolved = explicit_settings(document, shape, {**durations, **_LISTEN_DURATIONS}, place)
     check_positive({"connections": resolved.get("connections")}, place)
     for name, prefix in (("listen", ""), ("admin_listen", "admin_")):
         if name in resolved:
@@ -128,9 +127,12 @@ def resolve_storage_options(
     return MappingProxyType(options)
 
 
-def explicit_settings(document: msgspec.Struct, durations: Mapping[str, int], place: str) -> dict[str, Any]:
+def explicit_settings(
+    document: object, shape: type[StrictDocument], durations: Mapping[str, int], place: str
+) -> dict[str, Any]:
     """Return the settings that the document sets, with durations in milliseconds. Raises InvalidOption."""
-    settings = {name: value for name, value in msgspec.structs.asdict(document).items() if value is not None}
+    fields = msgspec.structs.asdict(decode_document(document, shape, place))
+    settings = {name: value for name, value in fields.items() if value is not None}
     for name, min_ms in durations.items():
         if name in settings:
             settings[f"{name}_ms"] = _duration_ms(settings.pop(name), min_ms, f"{place}: {name}")

@@ -26,37 +26,32 @@ _Config = TypeVar("_Config")
 
 
 class WatchedFile(ABC, Generic[_Config]):
-    """The tenants of a configuration file, which can be reloaded.
-
-    Args:
-        files: The files that were read at startup, with their stamps.
-        log: The logger of the server.
-    """
+    """The tenants of a configuration file, which can be reloaded. `files` were read at startup, with their stamps."""
 
     def __init__(self, files: Mapping[Path, FileStamp | None], log: logging.Logger) -> None:
-        self._seen = dict(files)
+        self._stamps = dict(files)
         self._log = log
 
     def changed(self) -> bool:
         """Return whether the file, or a file that it names, changed since the last load, failed loads included."""
-        return any(FileStamp.of(path) != stamp for path, stamp in self._seen.items())
+        return any(FileStamp.of(path) != stamp for path, stamp in self._stamps.items())
 
     def reload(self) -> bool:
         """Read the file and apply its tenants. Return False, and change nothing, if the file is invalid."""
-        seen: dict[Path, FileStamp | None] = {}
+        stamps: dict[Path, FileStamp | None] = {}
         try:
-            config = self._read(seen)
+            config = self._read(stamps)
         except InvalidOption as error:
             self._log.error("the configuration is invalid and was not applied; the tenants are unchanged: %s", error)
             return False
         finally:
-            self._seen = seen
+            self._stamps = stamps
         self._apply(config)
         return True
 
     @abstractmethod
-    def _read(self, seen: dict[Path, FileStamp | None]) -> _Config:
-        """Read the file. Raises InvalidOption. Add the stamp of each file that was read to `seen`, on errors too."""
+    def _read(self, stamps: dict[Path, FileStamp | None]) -> _Config:
+        """Read the file. Raises InvalidOption. Add the stamp of each file that was read to `stamps`, on errors too."""
 
     @abstractmethod
     def _apply(self, config: _Config) -> None:

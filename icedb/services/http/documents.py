@@ -43,12 +43,12 @@ _ANY_OPTIONS = {
 class ConfigContext:
     """The environment variables and files that a configuration file may refer to.
 
-    Each method adds the stamp of the file that it reads to `seen`.
+    Each method adds the stamp of the file that it reads to `stamps`.
     """
 
     environ: Mapping[str, str]
     folder: Path
-    seen: dict[Path, FileStamp | None]
+    stamps: dict[Path, FileStamp | None]
 
     def variable(self, name: str, what: str, *, place: str) -> str:
         """Return the value of an environment variable. Raises InvalidOption if it is not set."""
@@ -62,7 +62,7 @@ class ConfigContext:
 
     def read(self, path: Path, what: str, *, place: str, bytes_max: int = -1) -> str:
         """Return the text of a file, `bytes_max` at most. Raises InvalidOption if it cannot be read."""
-        self.seen[path] = FileStamp.of(path)  # before the read, so that a change during the read is detected
+        self.stamps[path] = FileStamp.of(path)  # before the read, so that a change during the read is detected
         try:
             with path.open("rb") as file:
                 return file.read(bytes_max).decode()
@@ -75,7 +75,7 @@ class ConfigContext:
     def require_file(self, name: str, what: str, *, place: str) -> Path:
         """Return the path of a file that another library will read. Raises InvalidOption if it does not exist."""
         path = self.folder / name
-        self.seen[path] = FileStamp.of(path)
+        self.stamps[path] = FileStamp.of(path)
         if not path.is_file():
             raise InvalidOption(f"{place}: the file that {what} names does not exist. Create it.")
         return path

@@ -20,7 +20,7 @@ __all__ = ["LineWriter", "LineSink", "TextLines", "record_line"]
 
 #: Some twenty thousand typical lines of the access log. A client can cause a line of 50 kilobytes.
 BUFFERED_BYTES_MAX = 8 * 1024 * 1024
-#: How long `LineWriter.close` waits for the buffered lines.
+#: Time for which `LineWriter.close` waits for the buffered lines.
 CLOSE_SECONDS = 1.0
 #: Maximum size of one write of several lines: a pipe does not interleave such a write with those of other processes.
 _WRITE_BYTES = select.PIPE_BUF
@@ -40,14 +40,9 @@ class LineSink(Protocol):
 
 
 class LineWriter:
-    """A thread-safe writer of lines to an unbuffered binary stream, in order.
+    """A thread-safe writer of lines to an unbuffered binary stream, in order. `name` is the stream's name in messages.
 
     It reports two problems in the log of the process, each once: the stream cannot be written, or has no reader.
-
-    Args:
-        stream: The unbuffered stream.
-        name: The name of the stream in messages.
-        buffered_bytes_max: Limit of the buffer.
     """
 
     def __init__(self, stream: BinaryIO, name: str, *, buffered_bytes_max: int = BUFFERED_BYTES_MAX) -> None:
@@ -59,7 +54,7 @@ class LineWriter:
         self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
-        #: Whether the last write ended within a line.
+        #: True if the last write ended within a line.
         self._partial = False
         self._reported: set[str] = set()
         #: Lines that were dropped or written in part.

@@ -31,7 +31,7 @@ __all__ = ["HEALTH_PATH", "READY_PATH", "IngestApp"]
 logger = logging.getLogger("icedb.ingest")
 
 HEALTH_PATH, READY_PATH = "/healthz", "/readyz"
-#: How much of the body of an unauthenticated client is read and discarded, so that the client receives the response.
+#: Maximum size of an unauthenticated body that is read and discarded, so that the client receives the response.
 _UNAUTHENTICATED_BYTES_MAX = 64 * 1024
 _UNAUTHENTICATED_SECONDS = 1.0
 _CLOSE_HEADER = ("connection", "close")
@@ -86,7 +86,7 @@ class IngestApp:
 
     def not_ready_reasons(self) -> list[str]:
         """Return why the service should get no requests; empty if it is ready."""
-        return ["it is stopping"] if self._stopping() else self._writers.problems()
+        return ["the service is stopping"] if self._stopping() else self._writers.problems()
 
     def _exchange(self, scope: Scope, receive: Receive) -> Exchange:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
@@ -116,12 +116,12 @@ class IngestApp:
         except RequestRejected as rejection:
             await self._reject(exchange, send, rejection)
         except ClientDisconnected:
-            await self._reject(exchange, send, RequestRejected(400, "The request's body did not come whole."))
+            await self._reject(exchange, send, RequestRejected(400, "The request's body is incomplete. Send it again."))
         except Exception:
             logger.exception("request %s failed", record.request_id)
             if record.status == 200:
                 raise  # the response has started
-            message = f"That should not happen. The operator finds the reason in the log, by {record.request_id}."
+            message = f"Internal error. The service's log has the reason under request id {record.request_id}."
             await self._reject(exchange, send, RequestRejected(500, message))
 
     # ------------------------------------------------------------------------------------ responses
@@ -130,7 +130,7 @@ class IngestApp:
         record = exchange.record
         record.status, record.error = rejection.status, rejection.error
         headers = list(rejection.headers)
-        if not exchange.header("expect"):  # a client that sent Expect waits, and must not be asked for its body
+        if not exchange.header("expect"):  # a client that sent Expect waits, and must not get 100 Continue
             bytes_max, seconds = _UNAUTHENTICATED_BYTES_MAX, _UNAUTHENTICATED_SECONDS
             if record.tenant is not None:
                 bytes_max, seconds = self._settings.body_bytes_max, self._settings.header_timeout_ms / 1000

@@ -39,7 +39,7 @@ class _ColumnConversion:
     number: Callable[[float], Any] | None = None
     nested: Callable[[Any], Any] | None = None
     type: str = ""
-    #: Whether the table has no such column.
+    #: True if the table has no such column.
     is_new: bool = False
 
 
@@ -60,16 +60,9 @@ class EventColumns:
     def fit(
         self, rows: list[dict[str, Any]] | pa.Table, tenant: str, received: datetime, *, new_columns: bool = True
     ) -> list[Any] | pa.Table:
-        """Return rows as the table stores them. Dicts are changed in place.
+        """Return the events of one request as rows of the table. Dicts are changed in place.
 
-        Args:
-            rows: The events of one request.
-            tenant: The name of the tenant that sent them.
-            received: When the request arrived.
-            new_columns: Whether the tenant may add columns.
-
-        Raises:
-            RequestRejected: An event, named in the message, does not fit (400).
+        `new_columns`: the tenant may add columns. Raises RequestRejected (400), which names the misfit.
         """
         if isinstance(rows, pa.Table):
             self._check_new([f.name for f in rows.schema if not pa.types.is_null(f.type)], new_columns)
@@ -103,7 +96,7 @@ class EventColumns:
         return rows
 
     def _reject_names(self, rows: str) -> NoReturn:
-        message = f"The {rows} have more than {self._names_max} different names."
+        message = f"The {rows} have more than {self._names_max} different names. Send fewer."
         raise RequestRejected(400, message, error=TOO_MANY_COLUMNS)
 
     def _check_new(self, names: Collection[str], new_columns: bool) -> None:
@@ -115,9 +108,9 @@ class EventColumns:
         why = (
             f"The table has {len(self._types)} of the {self._settings.columns_max} columns that it may have"
             if new_columns
-            else "Events of this tenant bring no columns"
+            else "This tenant may not add columns to the table"
         )
-        message = f"{why}, and does not have {examples}. Leave them out, or send them as text in one column."
+        message = f"{why}. The new columns are {examples}. Omit them, or send them as text in one column."
         raise RequestRejected(400, message, error=TOO_MANY_COLUMNS)
 
     def _prefix_id(self, row: dict[str, Any], tenant: str) -> None:
@@ -133,7 +126,7 @@ class EventColumns:
         for name in names:
             self._check_name(name, "the stream")
         if len(set(names)) < len(names):
-            raise RequestRejected(400, "The stream has two columns of one name.")
+            raise RequestRejected(400, "The stream has two columns of the same name. Rename one.")
         if self._settings.tenant_column is not None:
             table = table.append_column(self._settings.tenant_column, pa.repeat(tenant, table.num_rows))
             table = self._prefix_ids(table, tenant)
@@ -148,7 +141,7 @@ class EventColumns:
             return table
         ids = table.column(column)
         if not (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type) or pa.types.is_integer(ids.type)):
-            raise RequestRejected(400, f"column '{column}' is {ids.type}, and ids are text or whole numbers.")
+            raise RequestRejected(400, f"column '{column}' is {ids.type}. Ids are text or whole numbers; cast it.")
         texts = ids.cast(pa.string())
         prefixed = pc.binary_join_element_wise(pa.scalar(tenant), texts, "/")
         number = table.column_names.index(column)
@@ -157,14 +150,14 @@ class EventColumns:
     def _check_name(self, name: str, place: str) -> None:
         if len(name) > _NAME_CHARS_MAX:
             raise RequestRejected(
-                400, f"{place}: a name is longer than {_NAME_CHARS_MAX} characters: '{name[:50]}...'."
+                400, f"{place}: the name '{name[:50]}...' is longer than {_NAME_CHARS_MAX} characters. Shorten it."
             )
         if name.casefold() in self._own:
-            raise RequestRejected(400, f"{place}: '{name}' is a column that only the service sets. Leave it out.")
+            raise RequestRejected(400, f"{place}: only the service sets the column '{name}'. Omit it.")
         id_column = self._settings.id_column
         if id_column is not None and name != id_column and name.casefold() == id_column.casefold():
             raise RequestRejected(
-                400, f"{place}: '{name}' is to be written '{id_column}': it is what tells events apart."
+                400, f"{place}: '{name}' differs only in case from the id column '{id_column}'. Write '{id_column}'."
             )
 
     def _conversion(self, name: str, number: int) -> _ColumnConversion:
@@ -185,7 +178,7 @@ class EventColumns:
         except (ValueError, OverflowError):
             if self._settings.on_conflict == "quarantine":
                 return value  # the insert quarantines the row
-        raise RequestRejected(400, f"{place} is {type_}, and the value is none: {value[:50]!r}.") from None
+        raise RequestRejected(400, f"{place} is {type_}, but the value is {value[:50]!r}. Correct it.") from None
 
 
 def _conversion_to(type_: str, *, text: bool) -> _ColumnConversion:

@@ -82,16 +82,9 @@ class Intake:
     async def accept(
         self, exchange: Exchange, scope: Scope, reserve: Callable[[int], None]
     ) -> tuple[TableWriter, Acknowledged]:
-        """Commit the events of a request.
+        """Commit the events of a request. `reserve` reserves memory for bytes of the body, or raises RequestRejected.
 
-        Args:
-            exchange: The request.
-            scope: Its ASGI scope.
-            reserve: Reserves memory for bytes of the body, or raises RequestRejected.
-
-        Raises:
-            RequestRejected: The request gets an error response.
-            ClientDisconnected: The body did not arrive whole.
+        Raises RequestRejected, and ClientDisconnected if the body did not arrive whole.
         """
         path = scope["path"]
         if events := _EVENTS.fullmatch(path):
@@ -101,9 +94,9 @@ class Intake:
         elif webhook := _WEBHOOK.fullmatch(path):
             exchange.endpoint = "webhook"
         else:
-            raise RequestRejected(404, "There is nothing at this address. Events go to /v1/tables/<table>/events.")
+            raise RequestRejected(404, "The path does not exist. Send events to /v1/tables/<table>/events.")
         if scope["method"] != "POST":
-            raise RequestRejected(405, "Events are sent with POST.", headers=(("allow", "POST"),))
+            raise RequestRejected(405, "The method must be POST.", headers=(("allow", "POST"),))
         if events:
             return await self._events(exchange, events[1], reserve)
         if exchange.endpoint == "webhook" and webhook:
@@ -116,7 +109,7 @@ class Intake:
         tenant = self._authenticated(exchange, self._of_header(exchange))
         kind = media_type(exchange.header("content-type"))
         if name not in tenant.tables:
-            raise RequestRejected(403, "This key cannot write to a table of that name.")
+            raise RequestRejected(403, "The key has no access to a table of that name.")
         content = await self._content(exchange, tenant, reserve)
         events_max = self._settings.events_max
         rows = await _offload_if_large(len(content), lambda: decode_events(content, kind, events_max=events_max))
@@ -148,7 +141,7 @@ class Intake:
         if exchange.header("authorization"):
             tenant = self._segment_tenant(self._authenticated(exchange, self._of_header(exchange)))
             if tenant.name != name:
-                raise RequestRejected(403, "This key is not of the tenant that the address names.")
+                raise RequestRejected(403, "The key does not belong to the tenant in the path.")
             content = await self._content(exchange, tenant, reserve)
         else:
             body = await self._unauthenticated_body(exchange, reserve)
@@ -168,7 +161,7 @@ class Intake:
     def _authenticated(self, exchange: Exchange, tenant: TenantSettings | None) -> TenantSettings:
         if tenant is None:
             raise RequestRejected(
-                401, "There is no such key, or none was sent.", headers=(("www-authenticate", 'Bearer realm="icedb"'),)
+                401, "The key is missing or unknown.", headers=(("www-authenticate", 'Bearer realm="icedb"'),)
             )
         exchange.record.tenant = tenant.name
         return tenant
@@ -191,7 +184,7 @@ class Intake:
 
     def _segment_tenant(self, tenant: TenantSettings) -> TenantSettings:
         if tenant.segment is None:
-            raise RequestRejected(403, "This key has no table for Segment's calls.")
+            raise RequestRejected(403, "The key has no table for Segment's calls.")
         return tenant
 
     # ------------------------------------------------------------------------------------ bodies
@@ -235,7 +228,7 @@ class Intake:
         rows = await _offload_if_large(bytes_, lambda: segment_rows(document, call, received))
         if len(rows) > self._settings.events_max:
             raise RequestRejected(
-                413, f"There are {len(rows)} calls, and {self._settings.events_max} are allowed in one request."
+                413, f"The request has {len(rows)} calls; the limit is {self._settings.events_max}. Send fewer."
             )
         return await self._commit(exchange, tenant, name, rows, bytes_)
 
@@ -249,7 +242,7 @@ class Intake:
         )
         self._rates.spend(tenant.name, tenant.limits, events=len(converted))
         if self._stopping():
-            raise RequestRejected(503, "The service is stopping. Send it again.", retry_after_seconds=1)
+            raise RequestRejected(503, "The service is stopping. Send the request again.", retry_after_seconds=1)
         if not len(converted):
             return table, Acknowledged(rows=0)
         return table, await table.commit(converted, tenant.name, bytes_=bytes_, shared=self.tenants.is_shared(name))

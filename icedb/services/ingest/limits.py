@@ -44,7 +44,7 @@ class RateLimiter:
                 if bucket.level <= 0:
                     raise RequestRejected(
                         429,
-                        f"{rate} {unit} per second are allowed, and more were sent. Send it again later.",
+                        f"The limit of {rate} {unit} per second is exceeded. Send the request again later.",
                         retry_after_seconds=max(1, math.ceil(-bucket.level / rate)),
                     )
 
@@ -81,7 +81,7 @@ class BodyMemoryBudget:
             nonlocal own
             if self.bytes + bytes_ > self._bytes_max:
                 raise RequestRejected(
-                    503, "Too much is being received at the moment. Send it again.", retry_after_seconds=1
+                    503, "The memory for request bodies is full. Send the request again.", retry_after_seconds=1
                 )
             self.bytes += bytes_
             own += bytes_
@@ -107,7 +107,7 @@ class PendingBytes:
         """Count the bytes until the block ends. Raises RequestRejected (429) if the tenant exceeds its share."""
         own = self._of_tenants.get(tenant, 0)
         if shared and own and own + bytes_ > self._bytes_max // 2:
-            message = "Too many of this tenant's events wait to be committed. Send it again later."
+            message = "Too many rows of this tenant are pending. Send the request again later."
             raise RequestRejected(429, message, retry_after_seconds=1)
         self._of_tenants[tenant] = own + bytes_
         try:

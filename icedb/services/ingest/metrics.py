@@ -5,18 +5,15 @@ Labels are names from the configuration and names that the service defines, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from icedb.buffering.submissions import BufferStats
+from icedb.services.http.admin import ServiceMetrics
 
-__all__ = ["CONTENT_TYPE", "IngestMetrics"]
-
-#: The media type of `IngestMetrics.text`.
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+__all__ = ["IngestMetrics"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: Counters of each table: name, help text, field of `BufferStats`, and the divisor of its value.
@@ -39,12 +36,14 @@ _NOW = (
 )
 
 
-class IngestMetrics:
-    """The metrics of one process."""
+class IngestMetrics(ServiceMetrics):
+    """The metrics of one process. `stats` and `columns` return statistics and number of columns of each table."""
 
-    def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
+    def __init__(
+        self, stats: Callable[[], Mapping[str, BufferStats]], columns: Callable[[], Mapping[str, int]]
+    ) -> None:
+        super().__init__("icedb_ingest")
+        registry = self._registry
         self._requests = Counter(
             "icedb_ingest_requests",
             "Responses; tenant is empty for unauthenticated requests.",
@@ -70,16 +69,8 @@ class IngestMetrics:
         self._bytes = Counter(
             "icedb_ingest_received_bytes", "Bytes of request bodies as they were sent.", ("tenant",), registry=registry
         )
-        self.in_progress = Gauge("icedb_ingest_requests_in_progress", "Requests in progress.", registry=registry)
         self.held_bytes = Gauge("icedb_ingest_held_bytes", "Bytes of request bodies in memory.", registry=registry)
-        self.lost_lines = Gauge(
-            "icedb_ingest_access_log_lost_lines", "Lines of the access log that were lost.", registry=registry
-        )
-        self._reloads = Counter("icedb_ingest_reloads", "Reloads of the tenants.", ("result",), registry=registry)
-        for result in ("ok", "error"):
-            self._reloads.labels(result)  # start at 0: alerts need a sample before the first error
-        self._tables = _TableCollector()
-        registry.register(self._tables)
+        registry.register(_TableCollector(stats, columns))
 
     def record_response(self, tenant: str | None, endpoint: str, status: int, seconds: float, bytes_: int) -> None:
         """Record a response. `tenant` is None for an unauthenticated request; `endpoint` is a name of the service."""
@@ -97,38 +88,32 @@ class IngestMetrics:
         """Count committed events."""
         self._events.labels(tenant, table).inc(events)
 
-    def record_reload(self, ok: bool) -> None:
-        """Count a reload of the tenants; `ok` means that the file was valid."""
-        self._reloads.labels("ok" if ok else "error").inc()
-
-    def text(self, tables: Mapping[str, BufferStats], columns: Mapping[str, int]) -> bytes:
-        """Return all metrics in the text format of Prometheus. `columns` has the number of columns of each table."""
-        self._tables.stats, self._tables.columns = tables, columns
-        return generate_latest(self._registry)
-
 
 class _TableCollector:
     """A collector of the statistics of the table writers."""
 
-    def __init__(self) -> None:
-        self.stats: Mapping[str, BufferStats] = {}
-        self.columns: Mapping[str, int] = {}
+    def __init__(
+        self, stats: Callable[[], Mapping[str, BufferStats]], columns: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._stats = stats
+        self._columns = columns
 
     def collect(self) -> Iterator[Metric]:
-        for name, text, field, unit in _TOTALS:
-            yield self._filled(CounterMetricFamily(name, text, labels=["table"]), field, unit)
-        for name, text, field, unit in _NOW:
-            yield self._filled(GaugeMetricFamily(name, text, labels=["table"]), field, unit)
+        stats = self._stats()
 
+        def filled(family: CounterMetricFamily | GaugeMetricFamily, field: str, unit: int) -> Metric:
+            for table, numbers in stats.items():
+                family.add_metric([table], getattr(numbers, field) / unit)
+            return family
+
+        for name, text, field, unit in _TOTALS:
+            yield filled(CounterMetricFamily(name, text, labels=["table"]), field, unit)
+        for name, text, field, unit in _NOW:
+            yield filled(GaugeMetricFamily(name, text, labels=["table"]), field, unit)
         columns = GaugeMetricFamily("icedb_ingest_table_columns", "Columns of the table.", labels=["table"])
-        for name, number in self.columns.items():
+        for name, number in self._columns().items():
             columns.add_metric([name], number)
         yield columns
 
     def describe(self) -> Iterable[Metric]:
         return ()
-
-    def _filled(self, family: CounterMetricFamily | GaugeMetricFamily, field: str, unit: int) -> Metric:
-        for table, stats in self.stats.items():
-            family.add_metric([table], getattr(stats, field) / unit)
-        return family

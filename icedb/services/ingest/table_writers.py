@@ -95,7 +95,7 @@ class TableWriter:
         self._clock = clock
         self._columns = self._read_columns()
         self._pending = PendingBytes(settings.pending_bytes_max)
-        #: Whether the last commit or refresh reached the store.
+        #: True if the last commit or refresh reached the store.
         self.reachable = True
         self._writer = BufferedWriter(
             table,
@@ -113,7 +113,7 @@ class TableWriter:
 
     @property
     def full(self) -> bool:
-        """Whether pending rows take 90 % of `pending_bytes_max` or more."""
+        """True if pending rows take 90 % of `pending_bytes_max` or more."""
         return self.stats().pending_bytes * 10 >= self.settings.pending_bytes_max * 9
 
     def stats(self) -> BufferStats:
@@ -144,16 +144,9 @@ class TableWriter:
     async def commit(
         self, rows: list[Any] | pa.Table, tenant: str, *, bytes_: int = 0, shared: bool = False
     ) -> Acknowledged:
-        """Commit the rows of one request, all or none.
+        """Commit the rows of one request, all or none. `shared`: other tenants also write the table.
 
-        Args:
-            rows: Rows from `fit`.
-            tenant: The tenant that sent them.
-            bytes_: Size of the decompressed body.
-            shared: Whether other tenants also write the table.
-
-        Raises:
-            RequestRejected: The rows were not committed, or the outcome is unknown.
+        Raises RequestRejected if the rows were not committed, or if the outcome is unknown.
         """
         with self._pending.room(tenant, bytes_, shared=shared):
             return await self._commit(rows, tenant)
@@ -174,7 +167,7 @@ class TableWriter:
         except TimeoutError:
             raise RequestRejected(
                 503,
-                "The commit takes too long: whether it happens is not known. Send the same again, with the same ids.",
+                "The commit timed out and may still succeed. Send the same events again, with the same ids.",
                 retry_after_seconds=_RETRY_SECONDS,
             ) from None
 
@@ -224,17 +217,19 @@ class TableWriter:
             return RequestRejected(400, message)
         if isinstance(error, BufferFull):
             seconds = max(1, math.ceil(self.settings.delay_max_ms / 1000))
-            return RequestRejected(503, "Too much waits to be committed. Send it again.", retry_after_seconds=seconds)
+            return RequestRejected(
+                503, "Too many rows are pending. Send the request again.", retry_after_seconds=seconds
+            )
         if isinstance(error, WriterClosed):
-            return RequestRejected(503, "The service is stopping. Send it again.", retry_after_seconds=1)
+            return RequestRejected(503, "The service is stopping. Send the request again.", retry_after_seconds=1)
         logger.error("table '%s': %s", self.settings.name, error)
         if isinstance(error, CommitStateUnknown):
-            message = "Whether it was committed is not known. Send the same again, with the same ids."
+            message = "The commit may or may not have succeeded. Send the same events again, with the same ids."
         elif isinstance(error, RetryableError):
             self.reachable = False
-            message = "The store does not answer. Send it again."
+            message = "The store does not respond. Send the request again."
         else:
-            message = "The table cannot be written at the moment; its operator has to look at it. Send it again later."
+            message = "The table cannot be written; the operator must repair it. Send the request again later."
         return RequestRejected(503, message, retry_after_seconds=_RETRY_SECONDS)
 
 
@@ -270,7 +265,7 @@ class TableWriters:
             if not writer.reachable:
                 problems.append(f"table '{name}' cannot be reached")
             elif writer.full:
-                problems.append(f"table '{name}' has too much waiting to be committed")
+                problems.append(f"table '{name}' has too many pending rows")
         return problems
 
     async def refresh_periodically(self) -> None:

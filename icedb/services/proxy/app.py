@@ -275,7 +275,7 @@ async def _check_body(caller: AuthenticatedCaller, request: S3Request, receive: 
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise S3Error("InvalidRequest", "The request's body did not come whole.")
+            raise S3Error("InvalidRequest", "The request's body is incomplete.")
         body = message.get("body", b"")
         size += len(body)
         if size > BODY_BYTES_MAX:

@@ -98,7 +98,8 @@ class Listings:
         ]
         if page.truncated:
             next_token = _ContinuationToken(view.as_of_ms, view.snapshot_id, view.virtual(page.last))
-            fields.append(f"<NextContinuationToken>{_encode_token(next_token)}</NextContinuationToken>")
+            text = base64.urlsafe_b64encode(msgspec.json.encode(next_token)).decode()
+            fields.append(f"<NextContinuationToken>{text}</NextContinuationToken>")
         return listing.respond(address.name, view, objects, page, fields, owner)
 
     async def version_1(
@@ -114,7 +115,7 @@ class Listings:
         else:
             resumed = await self._resume(bucket, address, *previous)
             if resumed is None:
-                raise S3Error("InvalidArgument", "The listing that ended here is no more. Begin the listing again.")
+                raise S3Error("InvalidArgument", "The listing has expired. Begin the listing again.")
             view = resumed
         objects, page = view.page(prefix=listing.prefix, delimiter=listing.delimiter, after=marker, size=listing.size)
         fields = [f"<Marker>{listing.encoded(marker)}</Marker>"]
@@ -185,10 +186,6 @@ def _number(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= REQUESTED_KEYS_MAX):
         raise S3Error("InvalidArgument", f"Argument maxKeys must be an integer between 0 and {REQUESTED_KEYS_MAX}.")
     return int(text)
-
-
-def _encode_token(token: _ContinuationToken) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
 
 def _decode_token(text: str) -> _ContinuationToken:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = ["ABORTED", "CONTENT_TYPE", "ProxyMetrics"]
+from icedb.services.http.admin import ServiceMetrics
+
+__all__ = ["ABORTED", "ProxyMetrics"]
 
 #: The code of a response that started and was not completed.
 ABORTED = "Aborted"
@@ -20,22 +21,19 @@ ABORTED = "Aborted"
 #: Maximum number of tenants: a megabyte of text, and about a tenth of a second of work for each scrape.
 TENANTS_MAX = 1_000
 
-#: The media type of `ProxyMetrics.text`.
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-
 #: From a response out of memory to a large part over a slow connection.
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-class ProxyMetrics:
+class ProxyMetrics(ServiceMetrics):
     """The metrics of one process."""
 
     def __init__(self, *, tenants_max: int = TENANTS_MAX) -> None:
-        registry = self._registry = CollectorRegistry()
+        super().__init__("icedb_proxy")
+        registry = self._registry
         self._tenants_max = tenants_max
         #: Tenants in the order of their last request, with the other labels of their requests.
         self._tenants: OrderedDict[str, set[tuple[str, str]]] = OrderedDict()
-        ProcessCollector(registry=registry)
         self._requests = Counter(
             "icedb_proxy_requests", "Responses to tenants.", ("tenant", "operation", "status"), registry=registry
         )
@@ -52,36 +50,22 @@ class ProxyMetrics:
         self._refused = Counter(
             "icedb_proxy_refused", "Responses to unauthenticated requests.", ("code",), registry=registry
         )
-        self.in_progress = Gauge("icedb_proxy_requests_in_progress", "Requests in progress.", registry=registry)
         self.tables_open = Gauge("icedb_proxy_tables_open", "Open tables.", registry=registry)
         self.live_parts = Gauge("icedb_proxy_live_parts", "Live parts of the open tables.", registry=registry)
-        self._refreshes = Counter("icedb_proxy_table_refreshes", "Refreshes of tables.", ("result",), registry=registry)
+        self._refreshes = self._outcomes("icedb_proxy_table_refreshes", "Refreshes of tables.")
         self._refresh_seconds = Histogram(
             "icedb_proxy_table_refresh_seconds", "Time of a refresh of a table.", buckets=_SECONDS, registry=registry
         )
-        self.lost_lines = Gauge(
-            "icedb_proxy_access_log_lost_lines", "Lines of the access log that were lost.", registry=registry
-        )
-        self._reloads = Counter("icedb_proxy_reloads", "Reloads of the tenants.", ("result",), registry=registry)
         self._control_plane_errors = Counter(
-            "icedb_proxy_control_plane_errors", "Lookups that the control plane did not answer.", registry=registry
+            "icedb_proxy_control_plane_errors", "Lookups of the control plane that failed.", registry=registry
         )
-        for labelled in (self._refreshes, self._reloads):
-            for result in ("ok", "error"):
-                labelled.labels(result)  # start at 0: alerts need a sample before the first error
 
     def record_response(
         self, tenant: str | None, operation: str, status: int, code: str, seconds: float, bytes_: int
     ) -> None:
-        """Record a response.
+        """Record a response to a tenant, or to an unauthenticated client (None).
 
-        Args:
-            tenant: The authenticated tenant, or None.
-            operation: The S3 operation, never a text of the client.
-            status: The HTTP status.
-            code: The S3 error code, or an empty string.
-            seconds: Time since the request's head.
-            bytes_: Bytes of the body that were sent.
+        `operation` is S3's, never a text of the client. `code` is S3's error code, or an empty string.
         """
         if tenant is None:
             self._refused.labels(code).inc()
@@ -94,20 +78,12 @@ class ProxyMetrics:
 
     def record_refresh(self, ok: bool, seconds: float) -> None:
         """Record a refresh of a table."""
-        self._refreshes.labels(_result(ok)).inc()
+        self._count_outcome(self._refreshes, ok)
         self._refresh_seconds.observe(seconds)
-
-    def record_reload(self, ok: bool) -> None:
-        """Count a reload of the tenants; `ok` means that the file was valid."""
-        self._reloads.labels(_result(ok)).inc()
 
     def record_control_plane_error(self) -> None:
         """Count a failed lookup of the control plane."""
         self._control_plane_errors.inc()
-
-    def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus. Thread-safe. It can take a tenth of a second."""
-        return generate_latest(self._registry)
 
     def _note_labels(self, tenant: str, operation: str, outcome: str) -> None:
         """Note the labels of a tenant, and drop those of the least recent tenant if there are too many."""
@@ -118,7 +94,3 @@ class ProxyMetrics:
             self._bytes.remove(dropped)
             for label in labels:
                 self._requests.remove(dropped, *label)
-
-
-def _result(ok: bool) -> str:
-    return "ok" if ok else "error"

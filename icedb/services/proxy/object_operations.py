@@ -22,17 +22,10 @@ PART_NUMBER_MAX = 10_000
 def get_object(
     object_: VirtualObject, store: ObjectStore, request: S3Request, *, redirect_for: timedelta | None = None
 ) -> S3Response:
-    """Respond to GetObject and HeadObject.
+    """Respond to GetObject and HeadObject. Raises S3Error.
 
-    Args:
-        object_: The object.
-        store: The store that has it.
-        request: The request.
-        redirect_for: Redirect GET requests to a presigned URL of the store that is valid for this time. The proxy still
-            reads the object if the store has no presigned URLs. None: never redirect.
-
-    Raises:
-        S3Error: PreconditionFailed, InvalidRange, InvalidPartNumber, InvalidRequest.
+    GET requests are redirected to a presigned URL of the store that is valid for `redirect_for` (None: never). If the
+    store has no presigned URLs, the proxy reads the object.
     """
     validators = (("etag", object_.etag), ("last-modified", http_date(object_.modified_ms)), ("accept-ranges", "bytes"))
     if _not_modified(object_, request):

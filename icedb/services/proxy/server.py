@@ -1,38 +1,15 @@
-"""The process of the proxy: sockets, signals, reload of tenants, shutdown.
-
-On SIGTERM or SIGINT the process stops accepting connections, finishes responses for up to `stop_timeout_ms`, and exits.
-A second signal kills it. On SIGHUP, and when the configuration file changes, it reloads the tenants.
-"""
+"""The process of the proxy. See `icedb.services.http.server_process` for signals, reloads and shutdown."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import uvloop
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
-from icedb.services.http.config_reload import reload_on_change
-from icedb.services.http.connections import ADMIN_CONNECTIONS, HttpServer
-from icedb.services.http.log_lines import LineWriter
-from icedb.services.http.server_process import (
-    Listeners,
-    allow_connections,
-    background_task,
-    configure_logging,
-    install_signal_handlers,
-    open_line_writer,
-    open_listeners,
-    schedule_forced_exit,
-)
+from icedb.services.http.connections import HttpServer
+from icedb.services.http.server_process import ServiceProcess, open_service_process
 from icedb.services.proxy.app import ProxyApp
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.config_file import load_config
@@ -41,7 +18,7 @@ from icedb.services.proxy.config.settings import ProxyConfig
 from icedb.services.proxy.config.tenant_directory import DirectoryChain, FileDirectory
 from icedb.services.proxy.config.tenants import KeyOwner, TenantDirectory
 from icedb.services.proxy.limits import TenantLimiter
-from icedb.services.proxy.metrics import CONTENT_TYPE, ProxyMetrics
+from icedb.services.proxy.metrics import ProxyMetrics
 from icedb.services.proxy.s3.s3_errors import S3Error
 
 __all__ = ["serve"]
@@ -50,28 +27,15 @@ __all__ = ["serve"]
 def serve(path: Path, *, on_ready: Callable[[str], None]) -> None:
     """Serve until a signal stops the process. Call it in the main thread.
 
-    Args:
-        path: The configuration file.
-        on_ready: Called with one line of text when clients can connect.
-
-    Raises:
-        InvalidOption: The configuration is invalid.
-        OSError: An address, named in the message, cannot be used.
+    `on_ready` gets a line of text when clients can connect. Raises InvalidOption, and OSError if an address cannot be
+    used.
     """
     config = load_config(path)
-    allow_connections(config.server.connections)
-    with contextlib.ExitStack() as closing:
-        errors = closing.enter_context(open_line_writer(sys.stderr.fileno(), "log"))
-        configure_logging(errors, "icedb.proxy")
-        access_lines = closing.enter_context(open_line_writer(sys.stdout.fileno(), "access log"))
-        sockets = closing.enter_context(open_listeners(config.server))
-        # uvloop needs a third less CPU per byte than asyncio's loop. When it returns, no request writes to the log.
-        uvloop.run(_serve(path, config, sockets, access_lines, on_ready))
+    with open_service_process("proxy", config.server) as process:
+        process.run(_serve(path, config, process, on_ready))
 
 
-async def _serve(
-    path: Path, config: ProxyConfig, sockets: Listeners, access_lines: LineWriter, on_ready: Callable[[str], None]
-) -> None:
+async def _serve(path: Path, config: ProxyConfig, process: ServiceProcess, on_ready: Callable[[str], None]) -> None:
     settings, metrics = config.server, ProxyMetrics()
     async with contextlib.AsyncExitStack() as closing:
         directory = FileDirectory(path, config)
@@ -88,26 +52,29 @@ async def _serve(
             observer=metrics,
         )
         closing.callback(tables.close)
+        app = ProxyApp(settings, chain, tables, TenantLimiter(), metrics, process.access_lines)
+        server = HttpServer(app, settings, tls=True)
+
+        def health() -> Response:
+            return PlainTextResponse("ok\n")
+
+        def ready() -> Response:
+            if server.started and not server.should_exit:
+                return PlainTextResponse("ok\n")
+            return PlainTextResponse("stopping\n", status_code=503)
 
         def update_gauges() -> None:
             metrics.tables_open.set(tables.open_count)
             metrics.live_parts.set(tables.live_parts)
-            metrics.lost_lines.set(access_lines.lost)
 
-        app = ProxyApp(settings, chain, tables, TenantLimiter(), metrics, access_lines)
-        server = HttpServer(app, settings, tls=True)
-        reload = asyncio.Event()
-        install_signal_handlers(server, reload)
-        await closing.enter_async_context(background_task(reload_on_change(directory, reload, metrics.record_reload)))
-        if sockets.admin is not None:
-            admin = HttpServer(_admin_app(metrics, update_gauges, server), settings, connections=ADMIN_CONNECTIONS)
-            await closing.enter_async_context(background_task(admin.serve([sockets.admin])))
-        on_ready(f"icedb proxy: {sockets.text}; tenants in the file: {len(config.tenants)}")
-        await server.serve([sockets.clients])
-        schedule_forced_exit()
-
-
-# ------------------------------------------------------------------------------------------------ metrics
+        await process.serve(
+            server,
+            directory,
+            metrics,
+            {"/health": health, "/ready": ready},
+            update_gauges,
+            lambda addresses: on_ready(f"icedb proxy: {addresses}; tenants in the file: {len(config.tenants)}"),
+        )
 
 
 class _CountedControlPlane:
@@ -123,27 +90,3 @@ class _CountedControlPlane:
         except S3Error:
             self._metrics.record_control_plane_error()
             raise
-
-
-def _admin_app(metrics: ProxyMetrics, update_gauges: Callable[[], None], server: HttpServer) -> ASGIApp:
-    """Return the application for operators: liveness, readiness, and metrics.
-
-    `update_gauges` runs in the thread of the event loop, because it reads state of the loop.
-    """
-    # A separate thread: all threads of the shared pool may block on a store.
-    executor = ThreadPoolExecutor(1, "icedb metrics")
-
-    async def health(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def ready(_: Request) -> Response:
-        if server.started and not server.should_exit:
-            return PlainTextResponse("ok\n")
-        return PlainTextResponse("stopping\n", status_code=503)
-
-    async def metrics_text(_: Request) -> Response:
-        update_gauges()
-        text = await asyncio.get_running_loop().run_in_executor(executor, metrics.text)
-        return Response(text, headers={"content-type": CONTENT_TYPE})
-
-    return Starlette(routes=[Route("/health", health), Route("/ready", ready), Route("/metrics", metrics_text)])

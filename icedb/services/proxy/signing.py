@@ -89,18 +89,11 @@ class _SignatureClaim:
 async def authenticate(
     request: S3Request, directory: TenantDirectory, *, now_ms: int, max_skew_ms: int = SKEW_MS_MAX
 ) -> AuthenticatedCaller:
-    """Return the tenant that signed a request.
+    """Return the tenant that signed a request. `directory` is the lookup of tenants by access key.
 
-    Args:
-        request: The request.
-        directory: The lookup of tenants by access key.
-        now_ms: The current time in unix milliseconds.
-        max_skew_ms: Maximum difference between the time of signing and `now_ms`.
-
-    Raises:
-        S3Error: AccessDenied without a signature, with an expired one, or if a required header is not signed.
-            InvalidAccessKeyId for an unknown key, SignatureDoesNotMatch for a wrong signature. RequestTimeTooSkewed if
-            the clocks differ too much. Other codes for malformed signatures, and errors of the directory.
+    Raises S3Error: AccessDenied without a signature, with an expired one, or if a required header is not signed.
+    InvalidAccessKeyId for an unknown key, SignatureDoesNotMatch for a wrong signature. RequestTimeTooSkewed if the
+    clocks differ too much. Other codes for malformed signatures, and errors of the directory.
     """
     claim = _claim(request, now_ms, max_skew_ms)
     _check_signed(request, claim.signed_headers)
@@ -127,7 +120,7 @@ def _claim(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim
     if authorization is None and not presigned:
         raise S3Error("AccessDenied")
     if "X-Amz-Security-Token" in names or any(n == "x-amz-security-token" for n, _ in request.headers):
-        raise S3Error("InvalidToken", "This endpoint gives no temporary keys: a session token is never valid here.")
+        raise S3Error("InvalidToken", "This endpoint has no temporary keys. Omit the session token.")
     if authorization is None:
         return _claim_in_query(request, now_ms, max_skew_ms)
     return _claim_in_header(request, authorization, now_ms, max_skew_ms)
@@ -162,7 +155,7 @@ def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _Signa
     fields = {name: [v for n, v in request.parameters if n == name] for name in _IN_QUERY}
     for name, values in fields.items():
         if len(values) != 1:
-            raise S3Error(malformed, f"A presigned address has the parameter {name} exactly once.")
+            raise S3Error(malformed, f"A presigned URL must have the parameter {name} exactly once.")
     algorithm, credential, timestamp, expires, signed_headers, signature = (fields[name][0] for name in _IN_QUERY)
     if algorithm != _ALGORITHM:
         raise _another_kind()
@@ -171,10 +164,10 @@ def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _Signa
     _check_signature(signature, malformed)
     seconds = int(expires) if re.fullmatch(r"[0-9]{1,6}", expires) else 0
     if not 1 <= seconds <= EXPIRES_SECONDS_MAX:
-        raise S3Error(malformed, f"X-Amz-Expires is a number of seconds from 1 to {EXPIRES_SECONDS_MAX}.")
+        raise S3Error(malformed, f"X-Amz-Expires must be a number of seconds from 1 to {EXPIRES_SECONDS_MAX}.")
     signed_at = _from_timestamp(timestamp)
     if signed_at is None:
-        raise S3Error(malformed, "X-Amz-Date is a time such as 20261121T100000Z.")
+        raise S3Error(malformed, "X-Amz-Date must be a time such as 20261121T100000Z.")
     _check_day(day, timestamp, malformed)
     if _unix_ms(signed_at) - now_ms > max_skew_ms:
         raise S3Error("AccessDenied", "Request is not valid yet")
@@ -188,7 +181,7 @@ def _payload_of_presigned(request: S3Request) -> str:
     """Return the payload of a presigned URL: its hash from the query or a signed header, if the client set one."""
     hashes = {request.parameter("X-Amz-Content-Sha256"), request.header("x-amz-content-sha256")} - {None}
     if len(hashes) > 1:
-        raise S3Error("InvalidRequest", "x-amz-content-sha256 is one thing in the query and another as a header.")
+        raise S3Error("InvalidRequest", "x-amz-content-sha256 differs between the query and the header.")
     payload = hashes.pop() if hashes else None
     if payload is None:
         return UNSIGNED_PAYLOAD
@@ -216,9 +209,7 @@ def _credential(text: str, malformed: str) -> tuple[str, str, str]:
 def _signed_headers(text: str, malformed: str) -> tuple[str, ...]:
     names = text.split(";")
     if len(names) > SIGNED_HEADERS_MAX or not all(map(_HEADER_NAME.fullmatch, names)) or names != sorted(set(names)):
-        raise S3Error(
-            malformed, "The signed headers are not lower-case names, each once, sorted, with semicolons between."
-        )
+        raise S3Error(malformed, "The signed headers must be sorted, unique lower-case names, separated by semicolons.")
     return tuple(names)
 
 

@@ -1,4 +1,4 @@
-"""Python values of a known type as Arrow arrays, built column by column down into lists and dicts."""
+"""Conversion of Python values of one type to Arrow arrays, column by column down into lists and dicts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["build_array"]
 
 
 def build_array(values: list[Any], type_: ColumnType, *, keep_json: bool = False) -> pa.Array:
-    """The values as an Arrow array. They have been looked at: the type holds each of them unchanged.
+    """Convert observed values to an Arrow array. The type must hold each of them unchanged.
 
-    `keep_json`: text for a JSON column is JSON already. Raises pa.ArrowException for what Arrow cannot hold after all
-    (years beyond a TIMESTAMP_NS), UnknownValue for what JSON cannot.
+    `keep_json`: text for a JSON column is JSON already. Raises pa.ArrowException for a value that Arrow cannot hold
+    (such as a year beyond TIMESTAMP_NS), UnknownValue for one that JSON cannot.
     """
     plain: list[Any] = plain_all(values)
     if type_.name in _NESTED:
@@ -40,8 +40,8 @@ def build_array(values: list[Any], type_: ColumnType, *, keep_json: bool = False
 def _struct(values: list[Any], type_: ColumnType, keep_json: bool) -> pa.Array:
     is_null = [v is None for v in values]
     any_null = True in is_null
-    found = columns_of([{} if v is None else v for v in values] if any_null else values)
-    fields = [build_array(found.get(n) or [None] * len(values), t, keep_json=keep_json) for n, t in type_.children]
+    columns = columns_of([{} if v is None else v for v in values] if any_null else values)
+    fields = [build_array(columns.get(n) or [None] * len(values), t, keep_json=keep_json) for n, t in type_.children]
     named = [pa.field(n, a.type) for (n, _), a in zip(type_.children, fields, strict=True)]
     return pa.StructArray.from_arrays(fields, fields=named, mask=pa.array(is_null, pa.bool_()) if any_null else None)
 

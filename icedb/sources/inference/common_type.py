@@ -1,6 +1,6 @@
-"""The type that holds every value of a column unchanged: one that the table has, or the values' own.
+"""The type that holds every value of a column unchanged: the table's, or the natural type of the values.
 
-Both follow from the column's `Shape` alone. Nothing is rounded, cut or turned into text to make it fit.
+Both follow from the column's `Shape` alone. No value is rounded, truncated or converted to text to make it fit.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ __all__ = ["MixedTypes", "fits", "natural_type"]
 
 # Every integer up to here is a float of 32 bits.
 _FLOAT_INT_MAX = 2**24
-# What a decimal holds; the smaller width takes half the bytes.
+# The widths of decimals; the smaller one takes half the bytes.
 _WIDTHS = (18, 38)
 
 
 class MixedTypes(Exception):
-    """No type holds all values: `types` are those of the values before and of the one in row `row`.
-
-    `reason`, when there is one, says more of it.
-    """
+    """The error of values without a common type. `types` are those of earlier values and of the value in row `row`."""
 
     def __init__(self, path: str, types: tuple[str, str], row: int, *, reason: str = "") -> None:
         super().__init__(reason)
@@ -31,7 +28,7 @@ class MixedTypes(Exception):
 
 
 def fits(shape: Shape, type_: ColumnType, *, json: bool) -> bool:
-    """Whether a column of that type holds every value unchanged. `json`: all numbers are of one kind."""
+    """Return True if a column of that type holds every value unchanged. `json`: all numbers are of one kind."""
     kinds = set(shape.kinds)
     if not kinds:
         return True
@@ -82,9 +79,9 @@ def _fits_nested(shape: Shape, type_: ColumnType, kinds: set[str], *, json: bool
 
 
 def natural_type(shape: Shape, *, json: bool) -> ColumnType:
-    """The type that the values have of their own. Raises MixedTypes when there is none.
+    """Return the natural type of the values. Raises MixedTypes if there is none.
 
-    Struct fields that are null everywhere are left out: their type is not known, and a field that is not there is null.
+    Struct fields that are null in all rows are omitted: their type is unknown, and a missing field is null.
     """
     kinds = sorted(shape.kinds, key=lambda k: shape.kinds[k])
     numbers = [k for k in kinds if k in ("INTEGER", "DOUBLE", "DECIMAL")]
@@ -92,7 +89,7 @@ def natural_type(shape: Shape, *, json: bool) -> ColumnType:
         return ColumnType("NULL")
     for kind in kinds[1:]:
         if kind not in numbers or kinds[0] not in numbers:
-            raise MixedTypes(shape.path, (_shown(kinds[0]), _shown(kind)), shape.kinds[kind])
+            raise MixedTypes(shape.path, (_type_name(kinds[0]), _type_name(kind)), shape.kinds[kind])
     if numbers:
         return _number(shape, numbers, json=json)
     match kinds[0]:
@@ -109,8 +106,7 @@ def natural_type(shape: Shape, *, json: bool) -> ColumnType:
     return ColumnType(kinds[0])
 
 
-def _shown(kind: str) -> str:
-    """A kind as messages name it."""
+def _type_name(kind: str) -> str:
     return "BIGINT" if kind == "INTEGER" else kind
 
 
@@ -120,7 +116,7 @@ def _number(shape: Shape, kinds: list[str], *, json: bool) -> ColumnType:
     if "DOUBLE" not in kinds and not json:
         return _decimal(shape)
     if "DECIMAL" in kinds and not json:
-        raise MixedTypes(shape.path, (_shown(kinds[0]), _shown(kinds[1])), shape.kinds[kinds[1]])
+        raise MixedTypes(shape.path, (_type_name(kinds[0]), _type_name(kinds[1])), shape.kinds[kinds[1]])
     if shape.inexact_decimal is not None:
         reason = "a number that no DOUBLE holds exactly. Declare the column as a DECIMAL, or write it as text"
         raise MixedTypes(shape.path, ("DOUBLE", "DECIMAL"), shape.inexact_decimal, reason=reason)

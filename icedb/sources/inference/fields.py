@@ -1,4 +1,4 @@
-"""Many dicts as columns. The interpreter's own loops do what is done for every value: there may be millions."""
+"""Conversion of dicts to columns. It uses the interpreter's own loops, because there may be millions of values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["columns_of"]
 
 
 def columns_of(dicts: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
-    """Name -> a value for each dict, None where it has no such name. Names are in order of appearance."""
-    # Only of plain dicts: others may make up what they are asked for.
+    """Return a list of values by name, with None if a dict lacks the name. Names are in order of appearance."""
+    # Only of plain dicts: subclasses may invent missing keys.
     if set(map(type, dicts)) == {dict} and len(set(map(len, dicts))) == 1:
-        # With as many names each, all have those of the first, or one of them is missing somewhere.
+        # Equally many names: either all dicts have those of the first, or one of these is missing.
         with suppress(KeyError):
             return {name: list(map(itemgetter(name), dicts)) for name in dicts[0]}
     names = dict.fromkeys(chain.from_iterable(dicts))

@@ -1,4 +1,4 @@
-"""Times of a zone in nanoseconds, as microseconds: DuckDB has no such type and would cut the digits without a word."""
+"""Conversion of zoned nanosecond times to microseconds. DuckDB has no such type, and would truncate silently."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ __all__ = ["in_microseconds", "microseconds", "without_nanoseconds"]
 def microseconds(
     reader: pa.RecordBatchReader, *, table: str, failed: Callable[[IceDBError], None] | None = None
 ) -> pa.RecordBatchReader:
-    """The stream with every `timestamp[ns, tz]` as `timestamp[us, tz]`, inside other types too.
+    """Convert every `timestamp[ns, tz]` of a stream to `timestamp[us, tz]`, also inside other types.
 
-    It is the same stream when there is none. Its batches raise InvalidBatch, which `failed` is told before, when digits
-    would be lost.
+    Returns the same stream if it has none. If digits would be lost, its batches call `failed` and raise InvalidBatch.
     """
     schema = _schema(reader.schema)
     if schema.types == reader.schema.types:
@@ -37,7 +36,7 @@ def microseconds(
 
 
 def in_microseconds(batch: pa.RecordBatch, *, table: str, where: str = "") -> pa.RecordBatch:
-    """A batch as `microseconds` makes it; `where` says in messages where it is from. Raises InvalidBatch."""
+    """Convert a batch like `microseconds`. Messages contain `where`, its origin. Raises InvalidBatch."""
     schema, columns = _schema(batch.schema), batch.columns
     for n, field in enumerate(schema):
         if field.type != columns[n].type:
@@ -53,7 +52,7 @@ def _schema(schema: pa.Schema) -> pa.Schema:
 
 
 def without_nanoseconds(type_: pa.DataType) -> pa.DataType:
-    """The type with its times of a zone in microseconds; itself when it has none in nanoseconds."""
+    """Return the type with microseconds in place of zoned nanoseconds, or the same type if it has none."""
     types = pa.types
     if types.is_timestamp(type_):
         return pa.timestamp("us", tz=type_.tz) if type_.tz is not None and type_.unit == "ns" else type_
@@ -61,22 +60,22 @@ def without_nanoseconds(type_: pa.DataType) -> pa.DataType:
         value = without_nanoseconds(type_.value_type)
         return type_ if value == type_.value_type else value
     if types.is_struct(type_):
-        made = pa.struct([f.with_type(without_nanoseconds(f.type)) for f in type_])
+        converted = pa.struct([f.with_type(without_nanoseconds(f.type)) for f in type_])
     elif types.is_map(type_):
         key, item = (f.with_type(without_nanoseconds(f.type)) for f in (type_.key_field, type_.item_field))
-        made = pa.map_(key, item, keys_sorted=type_.keys_sorted)
+        converted = pa.map_(key, item, keys_sorted=type_.keys_sorted)
     elif types.is_fixed_size_list(type_):
-        made = pa.list_(_element(type_), type_.list_size)
+        converted = pa.list_(_element(type_), type_.list_size)
     elif types.is_large_list(type_):
-        made = pa.large_list(_element(type_))
+        converted = pa.large_list(_element(type_))
     elif types.is_list(type_):
-        made = pa.list_(_element(type_))
-    elif types.is_list_view(type_) or types.is_large_list_view(type_):  # Arrow has no cast of views: it is refused
-        made = (pa.list_view if types.is_list_view(type_) else pa.large_list_view)(_element(type_))
+        converted = pa.list_(_element(type_))
+    elif types.is_list_view(type_) or types.is_large_list_view(type_):  # Arrow rejects casts of views
+        converted = (pa.list_view if types.is_list_view(type_) else pa.large_list_view)(_element(type_))
     else:
         return type_
     inner = [type_.field(n).type for n in range(type_.num_fields)]
-    return type_ if [made.field(n).type for n in range(made.num_fields)] == inner else made
+    return type_ if [converted.field(n).type for n in range(converted.num_fields)] == inner else converted
 
 
 def _element(type_: pa.DataType) -> pa.Field:
@@ -86,7 +85,7 @@ def _element(type_: pa.DataType) -> pa.Field:
 def _cast(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
-    if array.type.num_fields:  # a cast looks at what lies outside of a slice too
+    if array.type.num_fields:  # a cast would also check the values outside the slice
         array = pa.concat_arrays([array])
     return array.cast(type_)
 
@@ -94,6 +93,6 @@ def _cast(array: pa.Array, type_: pa.DataType) -> pa.Array:
 def _lossy(table: str, column: str, error: pa.ArrowException) -> InvalidBatch:
     reason = str(error).splitlines()[0]
     return InvalidBatch(
-        f"{table}: {column} holds times of a zone in nanoseconds, and a table has microseconds "
-        f"({reason}). Truncate them to these, or write them without a zone."
+        f"{table}: {column} holds zoned times in nanoseconds, but a table stores microseconds "
+        f"({reason}). Truncate them to microseconds, or write them without a zone."
     )

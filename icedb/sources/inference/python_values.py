@@ -1,4 +1,4 @@
-"""Python values of any origin as plain ones: numpy scalars, enums, subclasses and the missing values of pandas."""
+"""Conversion of numpy scalars, enums, subclasses and the missing values of pandas to plain Python values."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ PLAIN = frozenset((NoneType, bool, int, float, Decimal, str, bytes, uuid.UUID, d
     (dt.date, dt.datetime, dt.time, dt.timedelta)
 )
 _MISSING = frozenset(("NAType", "NaTType"))
-# From the special to the general: a datetime is a date, and bool an int.
+# Special types before general ones: a datetime is a date, and bool an int.
 _BASES: tuple[type, ...] = (str, int, float, Decimal, bytes)
 
 
 class UnknownValue(ValueError):
-    """A value that no column can hold; the text says what it is and what to do."""
+    """The error of a value that no column can hold. Its text describes the value and the remedy."""
 
 
 def plain_all(values: list[object]) -> list[object]:
-    """The values as plain ones; the same list when they are. Raises UnknownValue."""
+    """Convert values to plain ones. Returns the same list if they are plain already. Raises UnknownValue."""
     return [plain(v) for v in values] if set(map(type, values)) - PLAIN else values
 
 
 def plain(value: object) -> object:
-    """The value as one of a plain type; what lists and dicts hold is left as it is. Raises UnknownValue."""
+    """Convert a value to a plain type, but not the elements of lists and dicts. Raises UnknownValue."""
     own = type(value)
     if own in PLAIN:
         return value
@@ -70,7 +70,7 @@ def _from_subclass(value: object) -> object:
 
 
 def _from_numpy(value: object) -> object:
-    """A numpy scalar or array. Its own `item` and `tolist` make plain numbers of nanoseconds."""
+    """Convert a numpy scalar or array. Its own `item` and `tolist` would turn nanoseconds into plain numbers."""
     kind, shape = value.dtype.kind, getattr(value, "shape", ())  # type: ignore[attr-defined]
     if shape:
         return list(value) if kind in "mM" else value.tolist()  # type: ignore[call-overload, attr-defined]
@@ -83,10 +83,10 @@ def _from_numpy(value: object) -> object:
         day = str(value.dtype) in ("datetime64[D]", "datetime64[M]", "datetime64[Y]", "datetime64[W]")  # type: ignore[attr-defined]
         return micros.item().date() if day else micros.item()
     if kind == "m":
-        return dt.timedelta(0)  # how long does not matter: no column can hold it
-    found = value.item()  # type: ignore[attr-defined]
-    if type(found) in PLAIN:
-        return found
+        return dt.timedelta(0)  # no column holds an INTERVAL, so its length does not matter
+    item = value.item()  # type: ignore[attr-defined]
+    if type(item) in PLAIN:
+        return item
     raise UnknownValue(f"a numpy {value.dtype}. Convert it to a type that Arrow has")  # type: ignore[attr-defined]
 
 
@@ -94,7 +94,7 @@ _JSON = msgspec.json.Encoder(decimal_format="number")
 
 
 def json_text(value: object) -> str:
-    """A value as JSON, without loss: long numbers, NaN and infinities as DuckDB's JSON takes them.
+    """Encode a value as JSON without loss, with long numbers, NaN and infinities in DuckDB's notation.
 
     Raises UnknownValue for bytes, which JSON does not have.
     """

@@ -1,4 +1,4 @@
-"""The type of a column as a tree: read from DuckDB's name of it, and written as that name and as Arrow's type."""
+"""The type of a column as a tree, parsed from DuckDB's name and converted to that name or to Arrow's type."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pyarrow as pa
 from icedb.sql.connections import quote_name
 from icedb.sql.sandbox_pool import scratch_connection
 
-__all__ = ["INTEGERS", "ColumnType", "arrow_type", "parse_type", "sql_type", "tells_arrow"]
+__all__ = ["INTEGERS", "ColumnType", "arrow_type", "parse_type", "sql_type", "is_arrow_exact"]
 
-#: DuckDB's integers that Arrow has: least and greatest value.
+#: The least and greatest value of each integer type that DuckDB and Arrow have.
 INTEGERS = {
     **{name: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for name, bits in
        (("TINYINT", 8), ("SMALLINT", 16), ("INTEGER", 32), ("BIGINT", 64))},
@@ -54,7 +54,7 @@ _ONLY_BY_CAST = frozenset(("HUGEINT", "UHUGEINT", "JSON", "UUID"))
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A type. `name`: DuckDB's of a scalar, or NULL, DECIMAL, STRUCT, LIST, ARRAY, MAP.
+    """A type. `name` is DuckDB's name of a scalar, or NULL, DECIMAL, STRUCT, LIST, ARRAY, MAP.
 
     `children`: a struct's fields by name; a list's or array's `element`; a map's `key` and `value`. `width` and `scale`
     are a decimal's, `size` an array's.
@@ -67,13 +67,13 @@ class ColumnType:
     size: int = 0
 
     def child(self, name: str) -> ColumnType | None:
-        """The child of that name, if there is one."""
+        """Return the child of that name, or None."""
         return dict(self.children).get(name)
 
 
 @lru_cache(maxsize=4096)
 def parse_type(text: str) -> ColumnType:
-    """The type that DuckDB calls `text`: one of a table's columns. Raises duckdb.Error when it is none."""
+    """Parse DuckDB's name of a column type. Raises duckdb.Error if it is none."""
     with scratch_connection() as con:
         return _from_duckdb(con.sqltype(text))
 
@@ -95,7 +95,7 @@ def _from_duckdb(type_: duckdb.sqltypes.DuckDBPyType) -> ColumnType:
 
 
 def sql_type(type_: ColumnType) -> str:
-    """DuckDB's name of a type, safe in a statement."""
+    """Return DuckDB's name of a type, quoted for a statement."""
     inner = [sql_type(t) for _, t in type_.children]
     match type_.name:
         case "NULL":
@@ -115,7 +115,7 @@ def sql_type(type_: ColumnType) -> str:
 
 
 def arrow_type(type_: ColumnType) -> pa.DataType:
-    """Arrow's type for it. Raises KeyError for one that no value of ours has."""
+    """Return Arrow's type. Raises KeyError for a type that no inferred column has."""
     inner = [arrow_type(t) for _, t in type_.children]
     match type_.name:
         case "DECIMAL":
@@ -131,6 +131,6 @@ def arrow_type(type_: ColumnType) -> pa.DataType:
     return _ARROW[type_.name]
 
 
-def tells_arrow(type_: ColumnType) -> bool:
-    """Whether Arrow's type tells DuckDB's; otherwise the column is cast when it is read."""
-    return type_.name not in _ONLY_BY_CAST and all(tells_arrow(t) for _, t in type_.children)
+def is_arrow_exact(type_: ColumnType) -> bool:
+    """Return True if DuckDB reads Arrow's type as this type. Otherwise the column is cast when it is read."""
+    return type_.name not in _ONLY_BY_CAST and all(is_arrow_exact(t) for _, t in type_.children)

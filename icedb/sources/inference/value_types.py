@@ -1,6 +1,6 @@
-"""What is known of a column's values after looking at all of them.
+"""The types and bounds of a column's values.
 
-A `Shape` is observed chunk by chunk, column by column, down into lists and dicts. It never keeps values.
+A `Shape` observes them chunk by chunk, down into lists and dicts. It never keeps values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from icedb.sources.inference.fields import columns_of
 from icedb.sources.inference.python_values import PLAIN, UnknownValue, plain_all
 from icedb.sources.inference.type_tree import ColumnType
 
-__all__ = ["RefusedValue", "Shape", "is_exact_double"]
+__all__ = ["UnsupportedValue", "Shape", "is_exact_double"]
 
 # Every integer up to here is a double.
 _DOUBLE_INT_MAX = 2**53
@@ -37,8 +37,8 @@ _KINDS: dict[type, str] = {
 }
 
 
-class RefusedValue(Exception):
-    """No column can hold the value in row `row`; `reason` says what it is and what to do."""
+class UnsupportedValue(Exception):
+    """The error of a value in row `row` that no column can hold. `reason` describes the value and the remedy."""
 
     def __init__(self, path: str, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -48,9 +48,9 @@ class RefusedValue(Exception):
 
 
 def is_exact_double(text: str) -> bool:
-    """Whether a number, as it is written, is what its double shows when it is written with as many digits."""
+    """Return True if the double of a number, printed with as many digits, is the same text."""
     double = float(text)
-    if repr(double) == text:  # as most programs write it
+    if repr(double) == text:  # the usual notation
         return True
     number = Decimal(text)
     digits = len(number.as_tuple().digits)
@@ -59,24 +59,24 @@ def is_exact_double(text: str) -> bool:
 
 @dataclass(slots=True)
 class Shape:
-    """The values of a column, or of what is inside one. `path` names it; row numbers are those of the batch."""
+    """The kinds and bounds of the values at `path`: of a column, or inside it. Row numbers are those of the batch."""
 
     path: str
-    #: Kind -> the first row that has it.
+    #: The first row of each kind.
     kinds: dict[str, int] = field(default_factory=dict)
     low: int = 0
     high: int = 0
-    #: The first row with an integer of more than 64 bits; with one that is no double; with a number that no double
-    #: shows as it is written.
+    #: The first rows with an integer of more than 64 bits, an integer that is no double, a decimal that is no exact
+    #: double.
     beyond_64_bits: int | None = None
     inexact_integer: int | None = None
     inexact_decimal: int | None = None
-    #: Whether all floats are those of 32 bits; known only when the table has such a column.
+    #: True if all floats have 32 bits; computed only for a FLOAT column of the table.
     is_single: bool = True
-    #: Of the integers and decimals: digits before and after the point.
+    #: The most digits of integers and decimals before and after the point.
     digits: int = 0
     scale: int = 0
-    #: Of lists: the lengths. Of dicts: the fields, or the keys and values of a map.
+    #: The lengths of lists, the fields of dicts, or the keys and values of maps.
     lengths: set[int] = field(default_factory=set)
     fields: dict[str, Shape] = field(default_factory=dict)
     element: Shape | None = None
@@ -84,23 +84,23 @@ class Shape:
     mapped: Shape | None = None
 
     def observe(self, values: list[object], rows: Sequence[int], want: ColumnType | None) -> None:
-        """Take in the values of these rows; `want` is the table's type. Raises RefusedValue."""
+        """Observe the values of these rows. `want` is the table's type. Raises UnsupportedValue."""
         types = set(map(type, values))
         if not types <= PLAIN:
             values = self._plain(values, rows)
             types = set(map(type, values))
         for type_ in types - {NoneType}:
-            found, at = values, rows
+            of_type, at = values, rows
             if len(types) > 1:
                 are = [type(v) is type_ for v in values]
-                found, at = list(compress(values, are)), list(compress(rows, are))
+                of_type, at = list(compress(values, are)), list(compress(rows, are))
             if type_ in (dt.datetime, dt.time):
-                self._times(found, at, "TIMESTAMP" if type_ is dt.datetime else "TIME")
+                self._times(of_type, at, "TIMESTAMP" if type_ is dt.datetime else "TIME")
                 continue
             self._note(_KINDS[type_], at[0])
-            look = _LOOKS.get(type_)
-            if look is not None:
-                look(self, found, at, want)
+            observe_type = _OBSERVERS.get(type_)
+            if observe_type is not None:
+                observe_type(self, of_type, at, want)
 
     def _plain(self, values: list[object], rows: Sequence[int]) -> list[object]:
         try:
@@ -109,8 +109,8 @@ class Shape:
             for value, row in zip(values, rows, strict=True):
                 try:
                     plain_all([value])
-                except UnknownValue as found:
-                    raise RefusedValue(self.path, row, str(found)) from None
+                except UnknownValue as error:
+                    raise UnsupportedValue(self.path, row, str(error)) from None
             raise
 
     def _note(self, kind: str, row: int) -> None:
@@ -140,7 +140,7 @@ class Shape:
         for value, row in zip(values, rows, strict=True):
             _, digits, exponent = value.as_tuple()
             if not isinstance(exponent, int):
-                raise RefusedValue(self.path, row, f"the decimal {value}, which no DECIMAL holds. Leave it out")
+                raise UnsupportedValue(self.path, row, f"the decimal {value}, which no DECIMAL holds. Leave it out")
             self.scale = max(self.scale, -exponent)
             self.digits = max(self.digits, len(digits) + exponent)
             if self.inexact_decimal is None and not is_exact_double(str(value)):
@@ -158,15 +158,15 @@ class Shape:
         if want is not None and want.name == "MAP":
             self._maps(values, rows, want)
             return
-        for name, found in columns_of(values).items():
+        for name, field_values in columns_of(values).items():
             if not isinstance(name, str):
                 row = next(r for v, r in zip(values, rows, strict=True) if name in v)
                 reason = f"a dict with the key {name!r}, which is not text. Convert it, or declare the column as a MAP"
-                raise RefusedValue(self.path, row, reason)
+                raise UnsupportedValue(self.path, row, reason)
             if name not in self.fields:
                 self.fields[name] = Shape(f"{self.path}.{name}")
             inner = want.child(name) if want is not None and want.name == "STRUCT" else None
-            self.fields[name].observe(found, rows, inner)
+            self.fields[name].observe(field_values, rows, inner)
 
     def _maps(self, values: list[dict[object, object]], rows: Sequence[int], want: ColumnType) -> None:
         if self.keys is None or self.mapped is None:
@@ -176,8 +176,8 @@ class Shape:
         self.mapped.observe(list(chain.from_iterable(v.values() for v in values)), at, want.child("value"))
 
 
-# How the values of a type are looked at; those of other types tell no more than that they are there.
-_LOOKS: dict[type, Callable[..., None]] = {
+# The values of other types have no bounds.
+_OBSERVERS: dict[type, Callable[..., None]] = {
     int: Shape._integers,
     float: Shape._floats,
     Decimal: Shape._decimals,

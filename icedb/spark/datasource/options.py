@@ -11,7 +11,18 @@ from typing import Literal
 from icedb.errors import InvalidOption
 from icedb.transaction.idempotent_append import Txn, check_txn
 
-__all__ = ["Overwrite", "WriteOptions", "number_of", "path_of", "storage_options_of", "stream_options", "write_options"]
+__all__ = [
+    "MEMORY_BYTES",
+    "MEMORY_BYTES_MIN",
+    "Overwrite",
+    "SparkWriteOptions",
+    "check_place",
+    "number_of",
+    "path_of",
+    "storage_options_of",
+    "stream_options",
+    "write_options",
+]
 
 #: An overwrite replaces all rows, the rows of named partitions, or those of the partitions that the new rows are in.
 Overwrite = Literal["table", "partitions", "dynamic"]
@@ -31,7 +42,7 @@ _WRITE_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOptions:
+class SparkWriteOptions:
     """Options of a write. `overwrite` is None for an append. `partitions` is a list of paths, or a predicate."""
 
     path: str
@@ -44,7 +55,7 @@ class WriteOptions:
     storage_options: Mapping[str, str] = field(repr=False)
 
 
-def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
+def write_options(options: Mapping[str, str], *, overwrite: bool) -> SparkWriteOptions:
     """Parse the options of a write. Raises InvalidOption."""
     path = path_of(options)
     lowered = {k.lower(): v for k, v in options.items()}
@@ -60,7 +71,7 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
     txn = _txn(path, lowered)
     if txn is not None and overwrite:
         raise InvalidOption(f"{path}: an overwrite takes no txn, because a repetition has the same result. Omit it.")
-    return WriteOptions(
+    return SparkWriteOptions(
         path,
         replaced,
         partitions,
@@ -72,7 +83,7 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
     )
 
 
-def stream_options(options: Mapping[str, str], *, complete: bool) -> WriteOptions:
+def stream_options(options: Mapping[str, str], *, complete: bool) -> SparkWriteOptions:
     """Parse the options of a stream's write: those of an append, and its checkpoint. Raises InvalidOption."""
     path = path_of(options)
     if complete:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.format.records import Marker
 from icedb.format.table_spec import TableSpec
-from icedb.reader.scan_sql import relation, translate_read_error, visible_partitions
+from icedb.reader.scan_sql import relation, translate_read_error
 from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource.read_options import ReadOptions
 from icedb.spark.datasource.task_resources import processors, scratch_folder
@@ -26,8 +26,9 @@ from icedb.spark.datasource.type_mapping import type_mapping_of
 from icedb.sql.connections import connect_reader, quote_name
 from icedb.storage.location import Location
 from icedb.storage.obstore_store import ObjectNotFound, open_store
-from icedb.transaction.table_handle import Handle, Part
-from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
+from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["PartScan", "select_columns", "plan_tasks", "plan_scan", "group_parts"]
 
@@ -58,7 +59,8 @@ def plan_scan(snapshot: Snapshot, schema: StructType, options: ReadOptions) -> P
 def plan_tasks(snapshot: Snapshot, parts: Iterable[Part], split_bytes: int) -> Iterator[InputPartition]:
     """Group neighbouring parts into tasks of at most `split_bytes`, and less if processors would be idle."""
     for group in group_parts(list(parts), split_bytes=split_bytes, processors=os.cpu_count() or 1):
-        yield _input_partition(snapshot, group)
+        # Parts of an older partitioning may also contain rows that do not match `where`.
+        yield InputPartition((tuple(p.key for p in group), any(map(snapshot.is_older, group))))
 
 
 def group_parts(parts: Sequence[Part], *, split_bytes: int, processors: int) -> Iterator[list[Part]]:
@@ -82,17 +84,12 @@ def group_parts(parts: Sequence[Part], *, split_bytes: int, processors: int) -> 
         yield group
 
 
-def _input_partition(snapshot: Snapshot, parts: Sequence[Part]) -> InputPartition:
-    # Parts of an older partitioning may also contain rows that do not match `where`.
-    return InputPartition((tuple(p.key for p in parts), any(map(snapshot.is_older, parts))))
-
-
 def select_columns(snapshot: Snapshot, columns: Sequence[str] | None) -> dict[str, str]:
     """Return the DuckDB types of `columns`; None: of the columns of the parts, then the partition columns.
 
     Raises UnknownColumn, InvalidOption.
     """
-    types = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
+    types = dict(snapshot.columns)
     if columns is None:
         return types
     if isinstance(columns, str) or len(set(columns)) < len(columns):
@@ -140,21 +137,19 @@ class PartScan:
         if not partition.value:
             return
         keys, mixed = partition.value
-        handle = Handle(open_store(self.location), self.spec, fixed_spec=True)
+        handle = Handle.of(open_store(self.location), self.spec, fixed_spec=True)
         parts = [handle.part(Marker(key, bytes=0, created_ms=0)) for key in keys]
-        folder = make_folder("read", below=scratch_folder())
-        try:
-            with connect_reader(
-                self.location, memory_bytes=self.memory_bytes, folder=folder, threads=processors()
-            ) as con:
-                rows = con.execute(self._sql(handle, parts, mixed=mixed)).to_arrow_reader(ROWS_PER_VECTOR)
-                for batch in _combine_batches(rows):
-                    yield batch.cast(self.arrow)
-        # After the first batch, Arrow raises DuckDB's errors as its own.
-        except (duckdb.Error, ObjectNotFound, pa.ArrowException, OSError) as error:
-            raise translate_read_error(handle, parts, error, as_of_ms=self.as_of_ms) from None
-        finally:
-            remove_folder(folder)
+        with temporary_folder("read", below=scratch_folder()) as folder:
+            try:
+                with connect_reader(
+                    self.location, memory_bytes=self.memory_bytes, folder=folder, threads=processors()
+                ) as con:
+                    rows = con.execute(self._sql(handle, parts, mixed=mixed)).to_arrow_reader(ROWS_PER_VECTOR)
+                    for batch in _combine_batches(rows):
+                        yield batch.cast(self.arrow)
+            # After the first batch, Arrow raises DuckDB's errors as its own.
+            except (duckdb.Error, ObjectNotFound, pa.ArrowException, OSError) as error:
+                raise translate_read_error(handle, parts, error, as_of_ms=self.as_of_ms) from None
 
     def _sql(self, handle: Handle, parts: Sequence[Part], *, mixed: bool) -> str:
         columns = ", ".join(_column_sql(name, type_) for name, type_ in self.columns.items())

@@ -25,7 +25,7 @@ from icedb.format.codec import decode
 from icedb.format.keys import partition_of
 from icedb.format.records import total_rows
 from icedb.operations.commits.publish import publish_append, publish_overwrite
-from icedb.spark.datasource.options import WriteOptions, stream_options, write_options
+from icedb.spark.datasource.options import SparkWriteOptions, stream_options, write_options
 from icedb.spark.datasource.task_resources import processors, scratch_folder
 from icedb.spark.datasource.type_mapping import arrow_schema
 from icedb.spark.datasource.worker_errors import hide_worker_traceback
@@ -69,7 +69,7 @@ def open_stream_writer(
     return _StreamWriter(parsed, None if _COMMITTING in sys.orig_argv else _context(schema, parsed))
 
 
-def _context(schema: StructType, options: WriteOptions) -> WriteContext:
+def _context(schema: StructType, options: SparkWriteOptions) -> WriteContext:
     handle = _opened(options)
     handle.check_writable()
     handle.read()
@@ -83,7 +83,7 @@ def _context(schema: StructType, options: WriteOptions) -> WriteContext:
     return context
 
 
-def _opened(options: WriteOptions) -> Handle:
+def _opened(options: SparkWriteOptions) -> Handle:
     return Table.open(options.path, storage_options=options.storage_options).handle
 
 
@@ -98,7 +98,7 @@ class _TaskMessage(WriterCommitMessage):
 class _Writer:
     """Base of the writers. Spark pickles it to each task, and for a batch also to the process that commits."""
 
-    def __init__(self, options: WriteOptions, context: WriteContext | None) -> None:
+    def __init__(self, options: SparkWriteOptions, context: WriteContext | None) -> None:
         self._options = options
         self._context = context
 

@@ -26,7 +26,7 @@ def main() -> int:
             return max(_one(options.seed, scene=scene, trace=options.trace) for scene in SCENES)
         return _one(options.seed, scene=options.scene, trace=options.trace)
     if options.story is not None:
-        return _one_story(options.story, trace=options.trace)
+        return _verdict(run_story(Story.parse(options.story), trace=print if options.trace else None))
     if options.exhaustive:
         return _all_stories(long=options.long, processes=options.processes)
     seeds = range(options.first, options.first + options.seeds)
@@ -55,10 +55,6 @@ def _parse() -> argparse.Namespace:
 
 def _one(seed: int, *, scene: str | None, trace: bool) -> int:
     return _verdict(run_seed(seed, scene=scene, trace=print if trace else None).violation)
-
-
-def _one_story(name: str, *, trace: bool) -> int:
-    return _verdict(run_story(Story.parse(name), trace=print if trace else None))
 
 
 def _verdict(violation: str | None) -> int:

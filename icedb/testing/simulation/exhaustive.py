@@ -116,15 +116,7 @@ def _copy_prepared(trace: Callable[[str], None] | None) -> _PreparedTable:
 
 
 def run_story(story: Story, *, trace: Callable[[str], None] | None = None) -> str | None:
-    """Run one story.
-
-    Args:
-        story: The story.
-        trace: Called with a line for each request and event.
-
-    Returns:
-        The violated invariant, or None.
-    """
+    """Run one story. Return the violated invariant, or None. `trace` gets a line for each request and event."""
     stage = _copy_prepared(trace)
     try:
         with use_plain_parts():
@@ -227,8 +219,7 @@ def single_stories() -> Iterator[Story]:
 def pair_stories(*, long: bool = False) -> Iterator[Story]:
     """Yield the stories of each ordered pair: a crash or a pause at every request of the first, and then the second.
 
-    Args:
-        long: Whether to include stories in which the second operation crashes at each of its requests.
+    `long`: include stories in which the second operation crashes at each of its requests.
     """
     counts = {name: _requests(name) for name in OPERATIONS}
     for first in OPERATIONS:

@@ -83,15 +83,9 @@ def all_cells() -> set[Cell]:
 
 
 def run_seed(seed: int, *, scene: str | None = None, trace: Callable[[str], None] | None = None) -> Outcome:
-    """Run one seed from beginning to end.
+    """Run one seed from beginning to end. `trace` gets a line for each request and event.
 
-    Args:
-        seed: The seed.
-        scene: The name of a scene, whose runs draw other random numbers than runs without one.
-        trace: Called with a line for each request and event.
-
-    Returns:
-        The outcome.
+    Runs of a scene draw other random numbers than runs without one.
     """
     played = None if scene is None else SCENES[scene]()
     if played is None:

@@ -17,11 +17,10 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.services.http.config_file import (
-    LISTEN_DURATIONS,
     check_listening,
     explicit_settings,
-    read_toml,
-    resolve_listen_settings,
+    listen_settings,
+    read_config,
     resolve_storage_options,
 )
 from icedb.services.http.documents import (
@@ -55,7 +54,7 @@ _KEY = re.compile(r"[!-9;-~]{16,256}")
 _WEBHOOK_SECRET = re.compile(r"[!-~]{16,256}")
 _CREATE_SETTINGS = ("partition_by", "sort_by", "schema", "required", "schema_policy")
 #: Durations with the minimum of each in milliseconds.
-_SERVER_DURATIONS = {**LISTEN_DURATIONS, "commit_timeout": 1}
+_SERVER_DURATIONS = {"commit_timeout": 1}
 _TABLE_DURATIONS = {"id_window": 1, "delay_max": 0}
 
 
@@ -117,21 +116,14 @@ class _IngestTenantDocument(StrictDocument):
 
 
 def load_config(
-    path: Path, environ: Mapping[str, str] = os.environ, *, seen: dict[Path, FileStamp | None] | None = None
+    path: Path, environ: Mapping[str, str] = os.environ, *, stamps: dict[Path, FileStamp | None] | None = None
 ) -> IngestConfig:
-    """Read a configuration and the secrets that it names.
+    """Read a configuration and the secrets that it names. Raises InvalidOption.
 
-    Args:
-        path: The configuration file.
-        environ: The environment variables that the file may name.
-        seen: Receives the stamp of each file that is read, also if an error is raised.
-
-    Raises:
-        InvalidOption: The configuration is invalid.
+    `stamps` receives the stamp of each file that is read, also if an error is raised.
     """
-    context = ConfigContext(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
-    file = decode_document(read_toml(path, context), _IngestDocument, place)
+    file, context = read_config(path, _IngestDocument, environ, stamps)
     if not file.table:
         raise InvalidOption(f"{place}: no table is configured. Add a [[table]] with name and uri.")
     if not file.tenant:
@@ -149,16 +141,12 @@ def load_config(
         tables=MappingProxyType({t.name: t for t in tables}),
         tenants=tenants,
         storage_options=resolve_storage_options(file.storage_options, file.storage_options_env, context, place),
-        files=MappingProxyType(dict(context.seen)),
+        files=MappingProxyType(dict(context.stamps)),
     )
 
 
 def _server(document: dict[str, Any], context: ConfigContext, place: str) -> IngestSettings:
-    values = resolve_listen_settings(
-        explicit_settings(decode_document(document, _IngestServerDocument, place), _SERVER_DURATIONS, place),
-        context,
-        place,
-    )
+    values = listen_settings(document, _IngestServerDocument, _SERVER_DURATIONS, context, place)
     names = ("body_bytes_max", "held_bytes_max", "events_max")
     check_positive({n: values.get(n) for n in names}, place)
     settings = IngestSettings(**values)
@@ -178,7 +166,7 @@ def _table(
     document: dict[str, Any], context: ConfigContext, file: str, of_segment: set[str | None], *, number: int
 ) -> TableSettings:
     place = f"{file}: table {_label(document, number)}"
-    values = explicit_settings(decode_document(document, _IngestTableDocument, place), _TABLE_DURATIONS, place)
+    values = explicit_settings(document, _IngestTableDocument, _TABLE_DURATIONS, place)
     if not _NAME.fullmatch(values["name"]):
         raise InvalidOption(
             f"{place}: the name is invalid. Use 1 to 100 letters, digits, '.', '_' or '-', without '.' at the start: "

@@ -28,7 +28,7 @@ class IngestSettings(ListenSettings):
     held_bytes_max: int = 512 * 2**20
     #: Maximum number of events in a request.
     events_max: int = 50_000
-    #: Time limit of a commit. After it, the response says that the outcome is unknown.
+    #: Time limit of a commit. After it, the response is that the outcome is unknown.
     commit_timeout_ms: int = 30_000
 
 
@@ -72,7 +72,7 @@ class IngestLimits:
     events_per_second: int | None = None
     #: Bytes of bodies as they are sent.
     bytes_per_second: int | None = None
-    #: Whether its events may add columns to a table.
+    #: True if its events may add columns to a table.
     new_columns: bool = True
 
 

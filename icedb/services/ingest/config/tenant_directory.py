@@ -19,13 +19,7 @@ logger = logging.getLogger("icedb.ingest")
 
 
 class TenantsFile(WatchedFile[IngestConfig]):
-    """The tenants of the configuration file.
-
-    Args:
-        path: The configuration file.
-        config: The configuration at startup, which the server and the tables still use.
-        on_change: Called with the tenants after each reload.
-    """
+    """The tenants of the configuration file. `on_change` is called with the tenants after each reload."""
 
     def __init__(self, path: Path, config: IngestConfig, on_change: Callable[[Tenants], None]) -> None:
         super().__init__(config.files, logger)
@@ -33,8 +27,8 @@ class TenantsFile(WatchedFile[IngestConfig]):
         self._running = config
         self._on_change = on_change
 
-    def _read(self, seen: dict[Path, FileStamp | None]) -> IngestConfig:
-        config = load_config(self._path, seen=seen)
+    def _read(self, stamps: dict[Path, FileStamp | None]) -> IngestConfig:
+        config = load_config(self._path, stamps=stamps)
         # The tenants were checked against the tables of the file, which must be the same as the running ones.
         names = {t for tenant in config.tenants for t in tenant.tables}
         changed = sorted(t for t in names if _identity(config, t) != _identity(self._running, t))

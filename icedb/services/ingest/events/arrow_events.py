@@ -34,12 +34,12 @@ def decode_arrow_stream(body: bytes, *, events_max: int) -> pa.Table:
         table.validate(full=True)
         if table.num_rows > events_max:
             raise RequestRejected(
-                413, f"There are {table.num_rows} events, and {events_max} are allowed in one request."
+                413, f"The request has {table.num_rows} events; the limit is {events_max}. Send fewer."
             )
         return _without_dictionaries(table, _GROWTH_MAX * max(len(body), 4096))
     except (pa.ArrowException, OSError, struct.error, ValueError, OverflowError, MemoryError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise RequestRejected(400, f"The body is no Arrow IPC stream that can be read: {why}.") from None
+        raise RequestRejected(400, f"The body is not a valid Arrow IPC stream: {why}.") from None
 
 
 def _check_messages(body: bytes, events_max: int) -> None:
@@ -59,14 +59,14 @@ def _check_messages(body: bytes, events_max: int) -> None:
         elif length_at := _field(metadata, batch, 0):
             length = struct.unpack_from("<q", metadata, length_at)[0]
             if length < 0:  # it would hide the rows of other batches
-                raise RequestRejected(400, "The stream has a batch of fewer than no rows.")
+                raise RequestRejected(400, "The stream has a batch with a negative number of rows.")
             rows += length
         if _field(metadata, batch, _COMPRESSION):
             raise RequestRejected(
-                400, "The stream's buffers are compressed. Compress the whole with Content-Encoding: zstd."
+                400, "The stream's buffers are compressed. Compress the whole stream with Content-Encoding: zstd."
             )
     if rows > events_max:
-        raise RequestRejected(413, f"There are {rows} events, and {events_max} are allowed in one request.")
+        raise RequestRejected(413, f"The request has {rows} events; the limit is {events_max}. Send fewer.")
 
 
 def _field(buffer: bytes, table: int, number: int) -> int:
@@ -137,7 +137,7 @@ def _without_dictionaries(table: pa.Table, bytes_max: int) -> pa.Table:
                 size += 16 * len(chunk)
         if size > bytes_max:
             raise RequestRejected(
-                413, f"column {field.name[:100]!r} is a dictionary of {size} bytes when it is decoded."
+                413, f"column {field.name[:100]!r} is a dictionary of {size} decoded bytes. Send plain values."
             )
         plain = column.cast(field.type.value_type)
         table = table.set_column(number, pa.field(field.name, plain.type, field.nullable), plain)

@@ -53,14 +53,14 @@ def decode_events(body: bytes, kind: str, *, events_max: int) -> list[dict[str, 
         rows = document if isinstance(document, list) else [document]
         place = "event"
     else:
-        raise RequestRejected(415, f"The Content-Type is none of {', '.join(MEDIA_TYPES)}.")
+        raise RequestRejected(415, f"The Content-Type is not supported. Send one of {', '.join(MEDIA_TYPES)}.")
     if len(rows) > events_max:
-        raise RequestRejected(413, f"There are {len(rows)} events, and {events_max} are allowed in one request.")
+        raise RequestRejected(413, f"The request has {len(rows)} events; the limit is {events_max}. Send fewer.")
     for number, row in enumerate(rows):
         if type(row) is not dict:
             at = number + 1 if place == "line" else number
             raise RequestRejected(
-                400, f"{place} {at} is no object: an event is {{...}}, and several are [{{...}}, ...]."
+                400, f"{place} {at} is not an object. Send {{...}} for one event, [{{...}}, ...] for several."
             )
     return rows
 
@@ -72,7 +72,7 @@ def decode_json(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise RequestRejected(400, f"The body is not UTF-8 (byte {error.start}).") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestRejected(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+        raise RequestRejected(400, f"The body is not valid JSON: {_why(error)}.") from None
 
 
 def write_key(body: bytes) -> str | None:
@@ -87,7 +87,7 @@ def write_key(body: bytes) -> str | None:
     except msgspec.ValidationError:
         return None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestRejected(400, f"The body is not valid JSON that can be read: {_why(error)}.") from None
+        raise RequestRejected(400, f"The body is not valid JSON: {_why(error)}.") from None
 
 
 def _lines(body: bytes) -> list[Any]:
@@ -99,9 +99,7 @@ def _lines(body: bytes) -> list[Any]:
             except UnicodeDecodeError:
                 raise RequestRejected(400, f"line {number} is not UTF-8.") from None
             except (msgspec.DecodeError, RecursionError) as error:
-                raise RequestRejected(
-                    400, f"line {number} is not valid JSON that can be read: {_why(error)}."
-                ) from None
+                raise RequestRejected(400, f"line {number} is not valid JSON: {_why(error)}.") from None
     return rows
 
 

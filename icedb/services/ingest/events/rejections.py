@@ -23,12 +23,7 @@ _ERRORS = {
 class RequestRejected(Exception):
     """An error response instead of a commit.
 
-    Args:
-        status: The HTTP status.
-        message: The message for people.
-        error: The error code for programs, if the status alone does not determine it.
-        retry_after_seconds: When the client should retry.
-        headers: Further headers of the response.
+    `message` is for people. `error` is the code for programs, if the status alone does not determine it.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class RequestBody:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        #: Whether all of it was received.
+        #: True when all of it was received.
         self.whole = False
 
     async def piece(self) -> bytes:
@@ -44,8 +44,7 @@ class RequestBody:
     async def read(self, content_length: int | None, bytes_max: int, reserve: Callable[[int], None]) -> bytes:
         """Return the whole body as it was sent. `reserve` is called with the size of each piece.
 
-        Raises:
-            RequestRejected: The body is too large (413), or `reserve` raised it.
+        Raises RequestRejected if the body is too large (413), or if `reserve` raises it.
         """
         if content_length is not None and content_length > bytes_max:
             raise too_large(bytes_max)
@@ -83,7 +82,7 @@ def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
             return _decompress_zstd(body, bytes_max)
     raise RequestRejected(
         415,
-        "The Content-Encoding is none that is known here. Send gzip, zstd or none.",
+        "The Content-Encoding is not supported. Send gzip, zstd or none.",
         headers=(("accept-encoding", "gzip, zstd"),),
     )
 
@@ -95,7 +94,7 @@ def _decompress_gzip(body: bytes, bytes_max: int) -> bytes:
         while body:  # a body may have several members
             members += 1
             if members > _MEMBERS_MAX:
-                raise RequestRejected(400, f"The body is more than {_MEMBERS_MAX} gzip members. Compress it as one.")
+                raise RequestRejected(400, f"The body has more than {_MEMBERS_MAX} gzip members. Compress it as one.")
             member = zlib.decompressobj(wbits=31)
             while not member.eof:
                 piece = member.decompress(body, _STEP_BYTES)
@@ -105,10 +104,10 @@ def _decompress_gzip(body: bytes, bytes_max: int) -> bytes:
                     raise too_large(bytes_max)
                 pieces.append(piece)
                 if not piece and not body and not member.eof:
-                    raise RequestRejected(400, "The body ends before its gzip does. Send it whole.")
+                    raise RequestRejected(400, "The gzip body is incomplete. Send it again.")
             body = member.unused_data
     except zlib.error:
-        raise RequestRejected(400, "The body is no gzip, as Content-Encoding says.") from None
+        raise RequestRejected(400, "The Content-Encoding is gzip, but the body is invalid.") from None
     return b"".join(pieces)
 
 
@@ -123,7 +122,7 @@ def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
                     raise too_large(bytes_max)
                 pieces.append(piece)
     except (OSError, pa.ArrowException, MemoryError):
-        raise RequestRejected(400, "The body is no zstd, or not whole, as Content-Encoding says.") from None
+        raise RequestRejected(400, "The Content-Encoding is zstd, but the body is invalid or incomplete.") from None
     return b"".join(pieces)
 
 

@@ -56,19 +56,13 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def segment_rows(document: object, kind: str | None, received: datetime) -> list[dict[str, Any]]:
-    """Return the rows of one request.
+    """Return the rows of one request. Raises RequestRejected (400), which names the invalid call.
 
-    Args:
-        document: The decoded body.
-        kind: The type of the call in the URL, `batch`, or None if each call has its type (webhooks).
-        received: When the request arrived.
-
-    Raises:
-        RequestRejected: A call, named in the message, is invalid (400).
+    `kind` is the type of the call in the URL, `batch`, or None if each call has its type (webhooks).
     """
     if kind == "batch":
         if not isinstance(document, dict) or not isinstance(document.get("batch"), list):
-            raise RequestRejected(400, 'the body is no batch. Send {"batch": [{"type": "track", ...}, ...]}.')
+            raise RequestRejected(400, 'the body is not a batch. Send {"batch": [{"type": "track", ...}, ...]}.')
         calls, shared = document["batch"], document
         return [_row(call, None, shared, received, f"batch[{n}]") for n, call in enumerate(calls)]
     if kind is None and isinstance(document, list):
@@ -78,14 +72,14 @@ def segment_rows(document: object, kind: str | None, received: datetime) -> list
 
 def _row(call: object, kind: str | None, batch: Mapping[str, Any], received: datetime, place: str) -> dict[str, Any]:
     if not isinstance(call, dict):
-        raise RequestRejected(400, f"{place} is no object.")
+        raise RequestRejected(400, f"{place} is not an object.")
     kind = kind or call.get("type")
     if kind not in SEGMENT_CALLS:
-        raise RequestRejected(400, f"{place}: its type is none of {', '.join(SEGMENT_CALLS)}.")
+        raise RequestRejected(400, f"{place}: the type is not supported. Send one of {', '.join(SEGMENT_CALLS)}.")
     if call.get("userId") is None and call.get("anonymousId") is None and kind != "alias":
-        raise RequestRejected(400, f"{place} ({kind}) has neither userId nor anonymousId. Give one of them.")
+        raise RequestRejected(400, f"{place} ({kind}) has neither userId nor anonymousId. Send one of them.")
     if kind == "track" and not call.get("event"):
-        raise RequestRejected(400, f"{place} (track) has no event. Give the name of what was done.")
+        raise RequestRejected(400, f"{place} (track) has no event. Send the name of the user's action.")
     row: dict[str, Any] = {"type": kind}
     for name, column in _TEXTS.items():
         row[column] = _text(call.get(name), f"{place}: {name}")
@@ -97,7 +91,7 @@ def _row(call: object, kind: str | None, batch: Mapping[str, Any], received: dat
     for name, column in _OBJECTS.items():
         value = call.get(name)
         if value is not None and not isinstance(value, dict):
-            raise RequestRejected(400, f"{place}: {name} is no object.")
+            raise RequestRejected(400, f"{place}: {name} is not an object.")
         if name == "context" and isinstance(shared, dict):
             value = {**shared, **(value or {})}
         row[column] = None if value is None else _encode(value).decode()
@@ -110,7 +104,7 @@ def _text(value: object, place: str) -> str | None:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise RequestRejected(400, f"{place} is neither a text nor a whole number.")
+    raise RequestRejected(400, f"{place} is neither text nor a whole number.")
 
 
 def _time(value: object, place: str) -> datetime | None:
@@ -122,4 +116,4 @@ def _time(value: object, place: str) -> datetime | None:
             return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         pass
-    raise RequestRejected(400, f"{place} is no time. Write 2026-11-21T10:00:00.000Z.")
+    raise RequestRejected(400, f"{place} is not a time. Write 2026-11-21T10:00:00.000Z.")

@@ -20,16 +20,15 @@ from typing import Protocol
 from icedb.errors import BucketNotFound, IceDBError, InvalidOption, RetryableError, SnapshotExpired, TableNotFound
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker
-from icedb.format.replay import TableState, live_markers
+from icedb.format.replay import TableState
+from icedb.reader.time_bounds import check_readable_time, markers_at
 from icedb.services.proxy.catalog.bucket_view import BucketView, VirtualObject
 from icedb.services.proxy.catalog.view_cache import ViewCache
-from icedb.services.proxy.config.tenants import Scope, VirtualBucket
+from icedb.services.proxy.config.tenants import AHEAD_MS_MAX, Scope, VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.storage.obstore_store import ObjectStore
 from icedb.table import Table
-from icedb.transaction.pin_objects import is_pinned
 from icedb.transaction.table_handle import Handle
-from icedb.transaction.time_bounds import check_readable_time
 from icedb.util.clock import Clock, SystemClock
 from icedb.util.lru_cache import LruCache
 
@@ -37,8 +36,6 @@ __all__ = ["RefreshObserver", "TableCatalog"]
 
 logger = logging.getLogger("icedb.proxy")
 
-# Tolerance for clients whose clocks are ahead, and who request their current time.
-AHEAD_MS_MAX = 60_000
 # A part of a state that is not older is served without a refresh.
 PART_STATE_SECONDS = 10
 # Interval of checks that an address still has the same table, and not one created in its place.
@@ -117,16 +114,9 @@ class TableCatalog:
         observer: RefreshObserver | None = None,
         open_table: Callable[[str, Mapping[str, str] | None], Handle] | None = None,
     ) -> None:
-        """Create a catalog without open tables.
+        """Create a catalog. A replaced part can still be fetched for `hold_ms`.
 
-        Args:
-            storage_options: Options of all tables, as for `Table.open`.
-            refresh_ms: Maximum age of the state of a table.
-            hold_ms: How long a replaced part can still be fetched.
-            tables_open: Maximum number of open tables. The least recently used one is closed.
-            clock: The clock.
-            observer: Receives the outcomes of refreshes.
-            open_table: A replacement of `Table.open` for tests.
+        `tables_open` is the maximum number of open tables. The least recently used one is closed.
         """
         self._storage_options = storage_options or None
         self._max_age = refresh_ms / 1000
@@ -246,7 +236,7 @@ class TableCatalog:
         if scope.as_of_ms is not None or not scope.time_travel:
             raise S3Error("AccessDenied", "This bucket cannot be read as of another time.")
         if scope.earliest_ms is not None and as_of_ms < scope.earliest_ms:
-            raise S3Error("AccessDenied", "This bucket cannot be read as of a time so long ago.")
+            raise S3Error("AccessDenied", "This bucket cannot be read as of so early a time.")
         if as_of_ms > self._clock.now_ms() + AHEAD_MS_MAX:
             raise S3Error("InvalidArgument", "The time after the bucket's name is in the future.")
         return as_of_ms
@@ -365,9 +355,7 @@ def _open(address: str, storage_options: Mapping[str, str] | None) -> Handle:
 def _view_at(current: _CurrentState, at_ms: int) -> BucketView:
     handle, state = current.handle, current.state
     check_readable_time(handle, state, at_ms, now_ms=handle.clock.now_ms())
-    pinned = at_ms < state.horizon_ms and is_pinned(handle, at_ms)
-    markers = live_markers(state, at_ms, pinned=pinned)
-    view = BucketView.of(markers, data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
+    view = BucketView.of(markers_at(handle, state, at_ms), data_prefix=handle.keys.data_prefix, as_of_ms=at_ms)
     return replace(current.latest, as_of_ms=at_ms) if view.snapshot_id == current.latest.snapshot_id else view
 
 

@@ -14,21 +14,13 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.services.http.config_file import (
-    LISTEN_DURATIONS,
     check_listening,
     explicit_settings,
-    read_toml,
-    resolve_listen_settings,
+    listen_settings,
+    read_config,
     resolve_storage_options,
 )
-from icedb.services.http.documents import (
-    ConfigContext,
-    StrictDocument,
-    canonical_uri,
-    check_positive,
-    check_unique,
-    decode_document,
-)
+from icedb.services.http.documents import ConfigContext, StrictDocument, canonical_uri, check_positive, check_unique
 from icedb.services.http.server_settings import FileStamp
 from icedb.services.proxy.config.settings import ControlPlaneSettings, ProxyConfig, ServerSettings
 from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
@@ -75,31 +67,19 @@ class _ControlPlaneDocument(StrictDocument):
 
 
 # Durations with the minimum of each in milliseconds. With 0, refresh is for each request, and no part is held.
-_SERVER_DURATIONS = {
-    "redirect_expires": 1_000,  # S3 has whole seconds
-    "refresh": 0,
-    "hold": 0,
-    **LISTEN_DURATIONS,
-}
+_SERVER_DURATIONS = {"redirect_expires": 1_000, "refresh": 0, "hold": 0}  # S3's redirects have whole seconds
 _CONTROL_PLANE_DURATIONS = {"timeout": 1, "cache": 0, "unknown_cache": 0}
 
 
 def load_config(
-    path: Path, environ: Mapping[str, str] = os.environ, *, seen: dict[Path, FileStamp | None] | None = None
+    path: Path, environ: Mapping[str, str] = os.environ, *, stamps: dict[Path, FileStamp | None] | None = None
 ) -> ProxyConfig:
-    """Read a configuration and the secrets that it names.
+    """Read a configuration and the secrets that it names. Raises InvalidOption.
 
-    Args:
-        path: The configuration file.
-        environ: The environment variables that the file may name.
-        seen: Receives the stamp of each file that is read, also if an error is raised.
-
-    Raises:
-        InvalidOption: The configuration is invalid.
+    `stamps` receives the stamp of each file that is read, also if an error is raised.
     """
-    context = ConfigContext(environ, path.absolute().parent, {} if seen is None else seen)
     place = str(path)
-    file = decode_document(read_toml(path, context), _ProxyDocument, place)
+    file, context = read_config(path, _ProxyDocument, environ, stamps)
     source = DocumentSource(place, context=context)
     tenants = tuple(parse_tenant(d, source, number=n) for n, d in enumerate(file.tenant, 1))
     check_unique((t.name for t in tenants), "tenants have the name", place)
@@ -111,16 +91,12 @@ def load_config(
         tenants=tenants,
         control_plane=_control_plane(file.control_plane, context, f"{place}: [control_plane]"),
         storage_options=resolve_storage_options(file.storage_options, file.storage_options_env, context, place),
-        files=MappingProxyType(dict(context.seen)),
+        files=MappingProxyType(dict(context.stamps)),
     )
 
 
 def _server(document: dict[str, Any], context: ConfigContext, place: str) -> ServerSettings:
-    values = resolve_listen_settings(
-        explicit_settings(decode_document(document, _ProxyServerDocument, place), _SERVER_DURATIONS, place),
-        context,
-        place,
-    )
+    values = listen_settings(document, _ProxyServerDocument, _SERVER_DURATIONS, context, place)
     check_positive({"tables_open": values.get("tables_open")}, place)
     values["domains"] = tuple(_domain(d, place) for d in values.get("domains", ()))
     if not re.fullmatch(r"[a-z0-9-]+", values.get("region", "any")):
@@ -141,7 +117,7 @@ def _domain(text: str, place: str) -> str:
 def _control_plane(document: dict[str, Any] | None, context: ConfigContext, place: str) -> ControlPlaneSettings | None:
     if document is None:
         return None
-    values = explicit_settings(decode_document(document, _ControlPlaneDocument, place), _CONTROL_PLANE_DURATIONS, place)
+    values = explicit_settings(document, _ControlPlaneDocument, _CONTROL_PLANE_DURATIONS, place)
     check_positive({"entries": values.get("entries")}, place)
     if not _is_plain_url(values["url"]):  # not in the message: it may hold a password
         raise InvalidOption(

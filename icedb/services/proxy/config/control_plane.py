@@ -53,12 +53,7 @@ class _LookupFailed(Exception):
 
 
 class ControlPlane:
-    """A tenant directory that looks keys up over HTTP. Belongs to one event loop, in which it must be closed.
-
-    Args:
-        settings: The address, the token and the cache times.
-        monotonic_ms: A monotonic clock in milliseconds.
-    """
+    """A tenant directory that looks keys up over HTTP. Belongs to one event loop, in which it must be closed."""
 
     def __init__(
         self, settings: ControlPlaneSettings, *, monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000
@@ -89,11 +84,7 @@ class ControlPlane:
         )
 
     async def find(self, access_key_id: str) -> KeyOwner | None:
-        """Return the owner of a key, at most `cache_ms` old, or None.
-
-        Raises:
-            S3Error: The owner cannot be determined (ServiceUnavailable).
-        """
+        """Return the owner of a key, at most `cache_ms` old, or None. Raises S3Error (ServiceUnavailable)."""
         if not KEY_ID.fullmatch(access_key_id):
             return None
         now_ms = self._monotonic_ms()

@@ -20,12 +20,12 @@ class ServerSettings(ListenSettings):
     domains: tuple[str, ...] = ()
     #: The location of all buckets in responses.
     region: str = "us-east-1"
-    #: Whether clients fetch parts from the store, by redirects to presigned URLs.
+    #: True if clients fetch parts from the store, by redirects to presigned URLs.
     redirect: bool = False
     redirect_expires_ms: int = 300_000
     #: Maximum age of the state of a table.
     refresh_ms: int = 1_000
-    #: How long a replaced part can still be fetched by clients that have listed it.
+    #: Time for which clients that listed a replaced part can still fetch it.
     hold_ms: int = 900_000
     #: Maximum number of open tables.
     tables_open: int = 256
@@ -42,7 +42,7 @@ class ControlPlaneSettings:
     token: str | None = field(default=None, repr=False)
     timeout_ms: int = 2_000
     cache_ms: int = 60_000
-    #: How long it is cached that a key has no owner.
+    #: Time for which the absence of an owner is cached.
     unknown_cache_ms: int = 5_000
     #: Maximum number of cached keys.
     entries: int = 10_000

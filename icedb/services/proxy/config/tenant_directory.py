@@ -23,13 +23,7 @@ _CONFIG_NAMES = {"host": "listen", "port": "listen", "admin_host": "admin_listen
 
 
 class FileDirectory(WatchedFile[ProxyConfig]):
-    """The tenants of `proxy.toml`.
-
-    Args:
-        path: The configuration file.
-        config: The configuration at startup, which the server still uses.
-        environ: The environment variables that the file may name.
-    """
+    """The tenants of `proxy.toml`. `environ` has the environment variables that the file may name."""
 
     def __init__(self, path: Path, config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(config.files, _log)
@@ -42,8 +36,8 @@ class FileDirectory(WatchedFile[ProxyConfig]):
         """Return the owner of a key as of the last load, or None."""
         return self._owners.get(access_key_id)
 
-    def _read(self, seen: dict[Path, FileStamp | None]) -> ProxyConfig:
-        return load_config(self._path, self._environ, seen=seen)
+    def _read(self, stamps: dict[Path, FileStamp | None]) -> ProxyConfig:
+        return load_config(self._path, self._environ, stamps=stamps)
 
     def _apply(self, config: ProxyConfig) -> None:
         self._owners = _by_key(config.tenants)  # atomic: a request sees either the old tenants or the new ones

@@ -26,7 +26,7 @@ from icedb.services.http.documents import (
     decode_document,
     read_secret,
 )
-from icedb.services.proxy.config.tenants import AccessKey, Scope, Tenant, TenantLimits, VirtualBucket
+from icedb.services.proxy.config.tenants import AHEAD_MS_MAX, AccessKey, Scope, Tenant, TenantLimits, VirtualBucket
 from icedb.services.proxy.s3.address import has_time_suffix
 from icedb.util.clock import SystemClock
 from icedb.util.times import parse_as_of
@@ -40,8 +40,6 @@ KEY_ID = re.compile(r"[A-Za-z0-9_-]{3,128}")
 _SECRET = re.compile(r"[!-~]{8,256}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BUCKET_NAME = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# Tolerance for a clock that is ahead.
-_AHEAD_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +86,9 @@ class _BucketDocument(StrictDocument):
 
 
 def parse_tenant(document: object, source: DocumentSource, *, number: int | None = None) -> Tenant:
-    """Return the tenant that a document describes.
+    """Return the tenant that a document describes. Raises InvalidOption.
 
-    Args:
-        document: The decoded document.
-        source: Its origin.
-        number: Its number among several, for messages about a document without a valid name.
-
-    Raises:
-        InvalidOption: The document is invalid.
+    `number` is its number among several, for messages about a document without a valid name.
     """
     name = document.get("name") if isinstance(document, dict) else None
     label = f" '{name}'" if isinstance(name, str) and _TENANT_NAME.fullmatch(name) else f" {number}" if number else ""
@@ -195,6 +187,6 @@ def _time_ms(value: object, name: str, place: str) -> int | None:
         milliseconds = parse_as_of(str(value)[:200], table=place, name=name)
     except OverflowError:  # the UTC offset moves it out of the calendar
         raise InvalidOption(f"{place}: {name} is out of the range of times. Write an earlier time.") from None
-    if milliseconds > SystemClock().now_ms() + _AHEAD_MS_MAX:
+    if milliseconds > SystemClock().now_ms() + AHEAD_MS_MAX:
         raise InvalidOption(f"{place}: {name} is in the future. Write an earlier time.")
     return milliseconds

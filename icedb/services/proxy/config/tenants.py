@@ -13,7 +13,19 @@ from typing import Protocol
 from icedb.format.keys import decode_partition
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["AccessKey", "TenantDirectory", "KeyOwner", "Scope", "Tenant", "TenantLimits", "VirtualBucket"]
+__all__ = [
+    "AHEAD_MS_MAX",
+    "AccessKey",
+    "TenantDirectory",
+    "KeyOwner",
+    "Scope",
+    "Tenant",
+    "TenantLimits",
+    "VirtualBucket",
+]
+
+#: Tolerance for clocks that are ahead, of clients that request their current time and of operators that configure it.
+AHEAD_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ class Scope:
     partitions: tuple[str, ...] = ()
     #: Time of the snapshot in unix milliseconds. None: the latest snapshot.
     as_of_ms: int | None = None
-    #: Whether the tenant may request a time with a bucket name such as `events@2026-11-21T00:00:00Z`.
+    #: True if the tenant may request a time with a bucket name such as `events@2026-11-21T00:00:00Z`.
     time_travel: bool = True
     #: The earliest time, in unix milliseconds, that the tenant may request. None: no limit.
     earliest_ms: int | None = None

@@ -72,5 +72,5 @@ def _split_time(bucket: str) -> tuple[str, int | None]:
         return name, parse_as_of(time, table=name)
     except (InvalidOption, OverflowError):
         raise S3Error(
-            "InvalidArgument", "The time after the bucket's name is none: write events@2026-11-21T00:00:00Z."
+            "InvalidArgument", "The time after the bucket's name is invalid. Write events@2026-11-21T00:00:00Z."
         ) from None

@@ -1,7 +1,7 @@
 """Pages of S3 listings over sorted keys.
 
 Keys are compared by code points, which is the order of their UTF-8 and of S3. Each page starts after the end of the
-previous one. So the pages have each key, or the common prefix that stands for it, exactly once.
+previous one. So the pages have each key, or its common prefix, exactly once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LAST_CHARACTER = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Keys, by their indexes, and common prefixes that stand for other keys."""
+    """Keys, by their indexes, and common prefixes of other keys."""
 
     numbers: Sequence[int]
     prefixes: Sequence[str]

@@ -40,7 +40,7 @@ class S3Request:
         """Return the value of a header, or None. Raises S3Error (InvalidRequest) if it repeats."""
         values = [v for n, v in self.headers if n == name]
         if len(values) > 1:
-            raise S3Error("InvalidRequest", f"The header {name} came more than once.")
+            raise S3Error("InvalidRequest", f"The header {name} occurs more than once.")
         return values[0] if values else None
 
     @cached_property
@@ -58,7 +58,7 @@ class S3Request:
         """Return the value of a parameter, or None. Raises S3Error (InvalidArgument) if it repeats."""
         values = [v for n, v in self.parameters if n == name]
         if len(values) > 1:
-            raise S3Error("InvalidArgument", f"The parameter {name} came more than once.")
+            raise S3Error("InvalidArgument", f"The parameter {name} occurs more than once.")
         return values[0] if values else None
 
 

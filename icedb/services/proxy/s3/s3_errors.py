@@ -30,7 +30,7 @@ _CODES = {
     "NoSuchBucket": (404, "The specified bucket does not exist."),
     "NoSuchKey": (404, "The specified key does not exist."),
     "NoSuchVersion": (404, "The specified version does not exist."),
-    "NotImplemented": (501, "What the request asks for is not implemented here."),
+    "NotImplemented": (501, "The requested feature is not implemented here."),
     "PreconditionFailed": (412, "At least one of the preconditions that you specified did not hold."),
     "RequestHeaderSectionTooLarge": (400, "The request's headers are larger than this endpoint takes."),
     "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),

@@ -35,7 +35,7 @@ class NoFencing(Scene):
         self._maintainer: Act | None = None
 
     def _is_free(self) -> bool:
-        """Whether no process maintains the table, because the last one has ended or crashed."""
+        """Return whether no process maintains the table, because the last one has ended or crashed."""
         return self._maintainer is None or self._maintainer.finished or self._maintainer.process.dead
 
     def _maintain(self, task: OperationRun) -> None:

@@ -1,6 +1,6 @@
 """Programs of v3 that add a column with several types, so that the table cannot be read until `repair`.
 
-Repairs lose and duplicate no row, whatever runs concurrently. When the log has one type for a column again, no
+Repairs lose and duplicate no row, with any concurrent operations. When the log has one type for a column again, no
 live part has another one, except parts that a restore brought back from an earlier time.
 """
 

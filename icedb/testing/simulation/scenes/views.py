@@ -11,6 +11,7 @@ As the documentation of views requires, no process inserts during a refresh. No 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from icedb.errors import CorruptLog, StaleView
@@ -122,10 +123,9 @@ class Views(Scene):
         """Return the source, as this process has it open."""
         if process.name not in self._handles:
             clock = process.handle.clock
-            handle = Handle(ProcessStore(self._world.store, _SOURCE, process), _SPEC, clock=clock)
-            handle.writer = f"{process.name}-{clock.new_id()[:12]}"
+            handle = Handle.of(ProcessStore(self._world.store, _SOURCE, process), _SPEC, clock=clock)
             process.other_keys = (_SOURCE.keys,)
-            self._handles[process.name] = handle
+            self._handles[process.name] = replace(handle, writer=f"{process.name}-{clock.new_id()[:12]}")
         return self._handles[process.name]
 
     # ------------------------------------------------------------------------------------ operations

@@ -31,7 +31,8 @@ from icedb.operations.write.insert import Unpublished
 from icedb.operations.write.views import ViewParts
 from icedb.sql.types import check_columns
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound
-from icedb.transaction.table_handle import Handle, Part
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
 from icedb.util.thread_pool import SynchronousExecutor
 from icedb.writer.part_writer import WrittenParts, discard
 
@@ -75,7 +76,7 @@ def put_rows(handle: Handle, key: str, rows: Iterable[int], schema: Mapping[str,
 
 
 def write_rows(handle: Handle, by_partition: Mapping[str, Iterable[int]], schema: Mapping[str, str]) -> WrittenParts:
-    """Replace `insert.write_stream`: put one unpublished part for each partition, or delete all if a put fails."""
+    """Put one unpublished part for each partition, as `write_parts` does, or delete all if a put fails."""
     handle.check_writable()
     if not handle.known_schema:
         handle.read()
@@ -131,8 +132,8 @@ def _matches(row: int, where: str) -> bool:
 
 def plain_finder(handle: Handle, parts: Sequence[Part], where: str, schema: Mapping[str, str]) -> MatchingRows:
     """Replace `icedb.operations.rewrite.delete.find_rows`."""
-    found = {p.key: sum(_matches(r, where) for r in read_rows(handle, [p.key])) for p in parts}
-    return MatchingRows(where, {key: count for key, count in found.items() if count})
+    counts = {p.key: sum(_matches(r, where) for r in read_rows(handle, [p.key])) for p in parts}
+    return MatchingRows(where, {key: count for key, count in counts.items() if count})
 
 
 def plain_writer(
@@ -189,9 +190,7 @@ class _PlainBatch:
 
 
 @contextmanager
-def plain_staged(
-    handle: Handle, data: Mapping[str, list[int]], _on_conflict: str, _memory_bytes: int | None
-) -> Iterator[tuple[_PlainBatch, int]]:
+def plain_staged(handle: Handle, data: Mapping[str, list[int]], **_: object) -> Iterator[tuple[_PlainBatch, int]]:
     """Replace `icedb.operations.write.insert.staged`."""
     yield _PlainBatch(handle, data), 0
 

@@ -86,7 +86,7 @@ class Process:
         clock = world.clock.skewed(skew_ms)
         self.store = ProcessStore(world.store, replace(world.location, log=None), self, also=world.setting.sources)
         log = None if world.location.log is None else ProcessStore(world.store, world.location.log, self)
-        self.handle = Handle(
+        handle = Handle.of(
             self.store if log is None else SplitStore(self.store, log),
             world.spec,
             clock=clock,
@@ -94,7 +94,7 @@ class Process:
         )
         # Like `writer_name`, but without this machine's name, so that keys are the same on every machine.
         self.name = f"p{number}-{number}"
-        self.handle.writer = f"{self.name}-{clock.new_id()[:12]}"
+        self.handle = replace(handle, writer=f"{self.name}-{clock.new_id()[:12]}")
         world.processes.append(self)
 
     # ------------------------------------------------------------------------------------ StoreCaller

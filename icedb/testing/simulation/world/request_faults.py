@@ -53,7 +53,7 @@ class SimulatedRequest:
 
     @property
     def changes(self) -> bool:
-        """Whether it may change the store."""
+        """True if it may change the store."""
         return self.kind in MUTATING
 
 
@@ -73,7 +73,7 @@ class Strike:
     struck: bool = False
 
     def takes(self, request: SimulatedRequest) -> bool:
-        """Whether the fault hits this request."""
+        """Return whether the fault hits this request."""
         if self.times <= 0 or (self.changes_only and not request.changes):
             return False
         return (request.change if self.changes_only else request.number) >= self.number

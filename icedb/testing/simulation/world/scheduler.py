@@ -32,7 +32,7 @@ class Actor:
 
     @property
     def in_flight(self) -> bool:
-        """Whether it has made a request and has not ended."""
+        """True if it has made a request and has not ended."""
         return self.requests > 0 and not self.finished
 
 

@@ -86,7 +86,7 @@ class StoreCaller(Protocol):
 
     @property
     def overwrites(self) -> bool:
-        """Whether the store overwrites objects in spite of create-only puts."""
+        """True if the store overwrites objects in spite of create-only puts."""
         ...
 
     def turn(self, kind: Kind, key: str) -> tuple[SimulatedRequest, Strike | None]:
@@ -110,7 +110,7 @@ class StoreCaller(Protocol):
         ...
 
     def lands_in_time(self, key: str, issued_ms: int) -> bool:
-        """Whether a put may still land: clients give up well before the commit timeout."""
+        """Return whether a put may still land: clients give up well before the commit timeout."""
         ...
 
     def now_ms(self) -> int:

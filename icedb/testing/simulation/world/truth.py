@@ -41,11 +41,11 @@ class Fate:
 
     @property
     def ended(self) -> bool:
-        """Whether the row was removed."""
+        """True if the row was removed."""
         return self.removed_step < _FOREVER_MS
 
     def holds_at(self, at_ms: int) -> bool:
-        """Whether a snapshot at that time has the row."""
+        """Return whether a snapshot at that time has the row."""
         return self.added_ms <= at_ms < self.removed_ms
 
 
@@ -132,7 +132,7 @@ class Truth:
     def _merge_schema(self, schema: Mapping[str, str], key: str) -> None:
         for column, type_ in schema.items():
             if self.schema.setdefault(column, type_) != type_ and not self.several_types:
-                raise Violation(f"'{key}' says that column '{column}' is {type_}; it is {self.schema[column]}")
+                raise Violation(f"in '{key}' column '{column}' is {type_}; it must be {self.schema[column]}")
 
     def _note_earlier(self, markers: Iterable[Marker]) -> None:
         """Apply an earlier time of a part, from a put that seemed lost and was repeated with a later time."""

@@ -1,14 +1,54 @@
-"""The valid times of a snapshot, a pin or a restore: from the table's creation on, and not in the future."""
+"""The times of snapshots, pins and restores: which are valid, and which state of the table each means.
+
+A valid time is not before the table's creation, and not in the future. Before the horizon, only pinned times are
+readable.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from icedb.errors import InvalidOption
-from icedb.format.replay import TableState
+from icedb.format.column_times import schema_at
+from icedb.format.records import Marker
+from icedb.format.replay import TableState, live_markers
+from icedb.format.table_spec import TableSpec, all_columns, spec_at
+from icedb.storage.object_store import STORED_MS_PRECISION
 from icedb.storage.obstore_store import ObjectNotFound
-from icedb.transaction.table_handle import STORED_MS_PRECISION, Handle
+from icedb.transaction.pin_objects import is_pinned
+from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
 
-__all__ = ["check_past_time", "check_readable_time", "newest_ms"]
+__all__ = ["StateTime", "check_past_time", "check_readable_time", "markers_at", "newest_ms", "resolve_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateTime:
+    """A time of a table's state, with the spec and the columns of that time."""
+
+    as_of_ms: int
+    is_latest: bool
+    spec: TableSpec
+    columns: Mapping[str, str]
+
+
+def resolve_time(handle: Handle, state: TableState, as_of_ms: int | None, *, now_ms: int) -> StateTime:
+    """Return the state's time, spec and columns for a time. None, or a time after `now_ms`, is the latest."""
+    latest_ms = max(now_ms, state.newest_ms)
+    if as_of_ms is None or as_of_ms > latest_ms:
+        return StateTime(latest_ms, True, handle.spec, all_columns(handle.spec, state.schema))
+    spec = spec_at(handle.spec, as_of_ms)
+    return StateTime(as_of_ms, False, spec, all_columns(spec, schema_at(state, as_of_ms)))
+
+
+def markers_at(handle: Handle, state: TableState, as_of_ms: int) -> Sequence[Marker]:
+    """Return the parts of the snapshot at a time, in key order. Raises SnapshotExpired.
+
+    A time before the horizon is readable if it is pinned. Only then are the pins read, after the log.
+    """
+    pinned = as_of_ms < state.horizon_ms and is_pinned(handle, as_of_ms)
+    return live_markers(state, as_of_ms, pinned=pinned)
 
 
 def check_readable_time(

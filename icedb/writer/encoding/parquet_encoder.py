@@ -1,0 +1,206 @@
+"""The encoder: rows in Arrow, in the order of storage, become the bytes of one Parquet file.
+
+Every part is encoded here: those of inserts, Spark tasks, merges, rewrites and exports. A small file is encoded into
+memory, and a large one into a local file; both are hashed while they are written. Files have a page index, and the
+names of the columns by which their rows are sorted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedWriter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icedb.format.table_spec import TableSpec
+from icedb.writer.encoding.bloom_filters import filter_options
+from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, plan_encodings
+
+__all__ = [
+    "INSERT_LEVEL",
+    "MERGE_LEVEL",
+    "EncodedFile",
+    "ParquetSettings",
+    "compact_dictionaries",
+    "encode",
+    "file_digest",
+]
+
+#: The zstd level of inserts. Faster by a third than level 3, and the parts of sorted rows are as small.
+INSERT_LEVEL = 1
+#: The zstd level of merged parts, which are kept for long.
+MERGE_LEVEL = 2
+
+_CODECS = {"uncompressed": "none"}
+_DIGEST_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSettings:
+    """The settings of a table's files.
+
+    `table`: its address, by which selected encodings are kept. `level`: the zstd level, if that is its compression.
+    """
+
+    table: str
+    spec: TableSpec
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFile:
+    """A Parquet file in memory, or at a path. `digest`: the first 32 hexadecimal digits of its SHA-256."""
+
+    body: bytes | Path
+    bytes: int
+    digest: str
+    rows: int
+
+
+def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, path: Path | None) -> EncodedFile:
+    """Encode tables of one schema as one Parquet file, in their order. There must be a table, which may be empty.
+
+    `rows`: the expected number of rows, which only affects the choice of encodings. The file is written to `path`, or
+    into memory for None. Raises pyarrow.ArrowException, and OSError for the path.
+    """
+    row_groups = _row_groups(tables, settings.spec.row_group_rows)
+    first = next(row_groups)
+    options = _options(settings, first, max(rows, first.num_rows))
+    if path is None:
+        buffer = pa.BufferOutputStream()
+        written = _write(buffer, chain([first], row_groups), options, settings.spec.row_group_rows)
+        body = buffer.getvalue().to_pybytes()
+        return EncodedFile(body, len(body), hashlib.sha256(body).hexdigest()[:_DIGEST_CHARS], written)
+    with path.open("xb") as file:
+        target = _HashingFile(file)
+        written = _write(target, chain([first], row_groups), options, settings.spec.row_group_rows)
+    return EncodedFile(path, target.bytes, target.digest.hexdigest()[:_DIGEST_CHARS], written)
+
+
+def _write(target: Any, tables: Iterable[pa.Table], options: Mapping[str, Any], row_group_rows: int) -> int:
+    """Write tables, and return the number of their rows."""
+    rows = 0
+    writer = None
+    for table in tables:
+        if writer is None:
+            writer = pq.ParquetWriter(target, table.schema, **options)
+        writer.write_table(table, row_group_size=row_group_rows)
+        rows += table.num_rows
+    if writer is not None:
+        writer.close()
+    return rows
+
+
+def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield tables of whole row groups, except the last one."""
+    pending: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        pending.append(table)
+        count += table.num_rows
+        if count < rows:
+            continue
+        whole = count - count % rows
+        joined = pa.concat_tables(pending)
+        yield joined.slice(0, whole)
+        pending, count = ([joined.slice(whole)], count - whole) if count > whole else ([], 0)
+    if pending:
+        yield pa.concat_tables(pending)
+
+
+def _options(settings: ParquetSettings, first: pa.Table, rows: int) -> dict[str, Any]:
+    middle = max(0, min(first.num_rows, settings.spec.row_group_rows) - SAMPLE_ROWS) // 2
+    plan = plan_encodings(settings.table, first.slice(middle, SAMPLE_ROWS), min(rows, settings.spec.row_group_rows))
+    return {
+        "compression": _CODECS.get(settings.spec.compression, settings.spec.compression),
+        "compression_level": settings.level if settings.spec.compression == "zstd" else None,
+        "use_dictionary": list(plan.dictionaries),
+        "column_encoding": dict(plan.encodings) or None,
+        "store_schema": False,  # readers shall map the types of Parquet, as those of files from other writers
+        "store_decimal_as_integer": True,
+        "write_page_index": True,
+        "bloom_filter_options": filter_options(
+            first.schema, settings.spec.bloom_filters, min(first.num_rows, settings.spec.row_group_rows)
+        ),
+        "sorting_columns": _sorting_columns(first.schema, settings.spec.sort_by),
+    }
+
+
+def _sorting_columns(schema: pa.Schema, sort_by: Sequence[str]) -> Sequence[pq.SortingColumn] | None:
+    """Return the leading sort columns whose order in DuckDB is the order of Parquet. Floats have none for NaN."""
+    names: list[tuple[str, str]] = []
+    for column in sort_by:
+        if column not in schema.names:
+            continue
+        type_ = schema.field(column).type
+        if pa.types.is_floating(type_) or type_.num_fields:
+            break
+        names.append((column, "ascending"))
+    return pq.SortingColumn.from_ordering(schema, names, null_placement="at_end") if names else None
+
+
+class _HashingFile:
+    """A file that hashes what is written to it."""
+
+    def __init__(self, file: BufferedWriter) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write and hash a buffer."""
+        self.digest.update(data)
+        self.bytes += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """Write buffered data."""
+        self._file.flush()
+
+    def tell(self) -> int:
+        """Return the position, which is the end."""
+        return self.bytes
+
+    def close(self) -> None:
+        """Do nothing: the caller closes the file."""
+
+
+def file_digest(path: Path) -> str:
+    """Return the digest of a file for its marker: half of its SHA-256, which detects damage but not forgery."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGEST_CHARS]
+
+
+def compact_dictionaries(table: pa.Table) -> pa.Table:
+    """Return the rows with dictionaries of their own values only, in the same order.
+
+    A slice has the dictionary of the whole column, and Parquet would store all of it: also values of rows of other
+    partitions, which a reader of this one must not see.
+    """
+    columns: Mapping[int, pa.Array] = {
+        n: _compact(table.column(n).combine_chunks())
+        for n, type_ in enumerate(table.schema.types)
+        if pa.types.is_dictionary(type_)
+    }
+    for n, column in columns.items():
+        table = table.set_column(n, pa.field(table.schema.field(n).name, column.type), column)
+    return table
+
+
+def _compact(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    values = len(column.dictionary)
+    indices = column.indices.drop_null() if column.null_count else column.indices
+    is_used = np.bincount(indices.to_numpy(), minlength=values).astype(bool)
+    if is_used.all():
+        return column
+    new_index = (np.cumsum(is_used) - 1).astype(np.int32)
+    taken = pa.array(new_index).take(column.indices) if values else column.indices
+    return pa.DictionaryArray.from_arrays(taken, column.dictionary.filter(pa.array(is_used)))
