@@ -2,8 +2,8 @@
 
 Dagster's default launcher has a code server start a process for each run. Only that code server sees the process end.
 If both end together (the machine failed, a container was replaced, the process tree was killed), the run stays
-*started* for ever, and holds its table's pool. Run monitoring asks launchers for the health of the workers of started
-runs. The default launcher cannot answer. This one queries the code server. docs/lock.md lists what was tried.
+*started* for ever, and holds its table's pool. Run monitoring requests the health of started runs' workers from the
+launcher. The default launcher cannot answer. This one queries the code server. docs/lock.md lists what was tried.
 
 The launcher relies on this behavior of Dagster:
 
@@ -94,7 +94,7 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Whether run monitoring can check workers: always true."""
+        """True if run monitoring can check workers: always true."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
@@ -140,10 +140,7 @@ def _why_missing(run: dg.DagsterRun) -> str:
 
 
 def _is_away(error: DagsterUserCodeUnreachableError) -> bool:
-    """Whether no connection was made.
-
-    Otherwise a server is there that does not answer in time, or cannot list its runs.
-    """
+    """Return whether no connection was made. Otherwise a server does not respond in time, or cannot list its runs."""
     import grpc  # slow to import, and only Dagster's daemon needs it
 
     cause = error.__cause__

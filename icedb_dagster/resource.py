@@ -30,8 +30,7 @@ _NO_FOLDERS = frozenset({"", ".", "..", "_data", "_log", "_claims"})
 def folders_of(key: dg.AssetKey) -> Sequence[str]:
     """Return the folders of an asset's table, below the root.
 
-    Raises:
-        InvalidOption: The key would lead outside the root or into another asset's table.
+    Raises InvalidOption if the key would lead outside the root or into another asset's table.
     """
     wrong = [part for part in key.path if part in _NO_FOLDERS or "/" in part] if key.path else [""]
     if wrong:
@@ -125,8 +124,8 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
         self,
         key: dg.AssetKey | Sequence[str] | str,
         *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
+        partition_by: Sequence[str] | None = None,
+        sort_by: Sequence[str] | None = None,
         **options: Any,
     ) -> icedb.Table:
         """Open the table of an asset, or create it if it does not exist.
@@ -178,10 +177,7 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
 
 
 def _value(field: str) -> str:
-    """Return a value, or that of the environment variable it names.
-
-    Dagster resolves variables when a run begins. A script that uses the resource without Dagster has them unresolved.
-    """
+    """Return a value, or that of its environment variable, which Dagster resolves only when a run begins."""
     if not isinstance(field, dg.EnvVar):
         return field
     value = field.get_value()
@@ -202,11 +198,7 @@ def _addresses(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _provider(root: str, fields: Mapping[str, Any]) -> CredentialProvider:
-    """Return the credential provider for an S3Resource: its boto3 session, or one for unsigned requests.
-
-    Raises:
-        InvalidOption: The resource is not an S3Resource, or has fields that IceDB cannot honor.
-    """
+    """Return the credential provider of an S3Resource. Raises InvalidOption for fields that IceDB cannot honor."""
     if "use_unsigned_session" not in fields:
         raise InvalidOption(f"{root}: s3 is not an S3Resource (from dagster_aws.s3 import S3Resource).")
     if fields.get("verify") is False:

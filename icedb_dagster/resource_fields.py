@@ -18,11 +18,7 @@ class CheckedFields:
     """
 
     def __init__(self, **fields: Any) -> None:
-        """Set the fields.
-
-        Raises:
-            InvalidArgument: A value has the wrong type. The message names the fields.
-        """
+        """Set the fields. Raises InvalidArgument, which names the fields with values of another type."""
         try:
             super().__init__(**fields)
         except ValidationError as error:

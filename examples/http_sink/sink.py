@@ -14,7 +14,7 @@ __all__ = ["HTTPSink", "EventsRejected"]
 
 
 class EventsRejected(Exception):
-    """The service rejects these events permanently. The message says why."""
+    """The service rejects these events permanently. The message has the reason."""
 
 
 class HTTPSink:

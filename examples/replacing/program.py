@@ -53,7 +53,7 @@ _BY_PLAN = """
 
 
 def newest(accounts: icedb.Table) -> icedb.QueryResult:
-    """Return accounts by plan. `final` has one row for each account, whatever has been merged."""
+    """Return accounts by plan. `final` has one row for each account, merged or not."""
     return accounts.query(_BY_PLAN)
 
 

@@ -92,7 +92,7 @@ def nothing_stored_of(table: icedb.Table, user: int) -> int:
 
 
 def _rows_of(content: bytes, user: int) -> bool:
-    """Whether a part has the user in any column, as a number or in a text."""
+    """Return whether a part has the user in any column, as a number or in a text."""
     rows = pq.read_table(io.BytesIO(content))
     for column in rows.columns:
         if pa.types.is_integer(column.type) and pc.any(pc.equal(column, user)).as_py():

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Event", "EventCounts", "ExpectedSession", "count_inbox"]
+__all__ = ["Event", "EventCounts", "ExpectedSession", "count_inbox", "metrics_of"]
 
 INACTIVE = timedelta(minutes=30)
 

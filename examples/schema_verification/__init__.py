@@ -1,1 +1,1 @@
-"""How to handle a batch that does not fit its table."""
+"""Ways to handle a batch that does not fit its table."""

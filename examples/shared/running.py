@@ -14,7 +14,7 @@ from examples.shared.recovery import fail_dead_runs, process_tags
 from examples.shared.report import ExampleReport, ProgressHandler
 from icedb_dagster.dev import stack
 
-__all__ = ["maintain", "materialize", "on_postgres", "show_progress"]
+__all__ = ["QUIET", "maintain", "materialize", "on_postgres", "show_progress"]
 
 POSTGRES: tuple[stack.ServiceName, ...] = ("postgres",)
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

@@ -74,7 +74,7 @@ class IngestService:
     def _wait(self) -> str:
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
-            if found := re.search(r"listening on (http\S+?)[,;]", self._errors.read_text()):
-                return found[1]
+            if match := re.search(r"listening on (http\S+?)[,;]", self._errors.read_text()):
+                return match[1]
             time.sleep(0.05)
         raise RuntimeError(f"icedb ingest did not start:\n{self._errors.read_text()}")

@@ -1,7 +1,7 @@
 """The state of a table that its checks share, and the result of a check.
 
 Each piece of state is read when the first check needs it, and then kept. A run of all checks costs a few listings and
-the log files, whatever the number of parts. Nothing is changed.
+the log files, for any number of parts. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,16 @@ from icedb.operations.health.table_health import TableHealth, Thresholds, examin
 from icedb.operations.integrity.verify import VerifyReport, verify
 from icedb.util.durations import duration_text
 
-__all__ = ["CheckContext", "Verdict", "counted"]
+__all__ = ["CheckContext", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a check passed, and a sentence with the reason and the remedy."""
+    """The result of a check, and a sentence with the reason and the remedy."""
 
     passed: bool
     description: str
     metadata: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 row`, `2 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class CheckContext:

@@ -85,7 +85,7 @@ class SmallPartsCheck:
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDepthCheck:
-    """Opening the table reads fewer log files than the thresholds of `TableChecks` say.
+    """Opening the table reads fewer log files than the thresholds of `TableChecks`.
 
     Args:
         severity: `ERROR` or `WARN`.

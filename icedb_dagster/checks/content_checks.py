@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -10,15 +10,11 @@ import dagster as dg
 
 import icedb
 from icedb.errors import InvalidOption, InvalidURI, TableNotFound
-from icedb.format.records import Marker
-from icedb.reader.scan_sql import visible_partitions
-from icedb.sql.column_stats import prune_by_bounds
-from icedb.sql.connections import quote_name
 from icedb.transaction.open_table import open_sibling, quarantine_name
-from icedb.transaction.table_handle import Handle
+from icedb.util.counts import count_text
 from icedb.util.durations import duration_text
-from icedb.writer.staging import QUARANTINE_COLUMNS
-from icedb_dagster.checks.check_context import CheckContext, Verdict, counted
+from icedb.writer.staged_batch import QUARANTINE_COLUMNS
+from icedb_dagster.checks.check_context import CheckContext, Verdict
 from icedb_dagster.checks.check_settings import FreshnessCheck, QuarantineCheck, SchemaCheck
 from icedb_dagster.checks.newest_value import newest_value_ms
 from icedb_dagster.metadata import markdown
@@ -38,7 +34,7 @@ def check_schema(context: CheckContext, settings: SchemaCheck) -> Verdict:
     if not declared:
         reason = f"{context.table.uri} declares no columns, so there is nothing to compare with. "
         return Verdict(False, f"{reason}Give the check columns, or declare them with Table.alter(schema=...).")
-    partitions = visible_partitions(snapshot.schema, snapshot.partition_schema)
+    partitions = snapshot.visible_partitions
     differences = _differences(declared, snapshot.schema, partitions, additional=settings.additional == "fail")
     metadata: dict[str, dg.MetadataValue] = {"columns": dg.MetadataValue.int(len(snapshot.schema))}
     if not differences:
@@ -47,7 +43,7 @@ def check_schema(context: CheckContext, settings: SchemaCheck) -> Verdict:
     metadata["differences"] = dg.MetadataValue.md(markdown.table(("column", "difference", "declared", "actual"), rows))
     column, (difference, declared_type, actual_type) = min(differences.items())
     types = f"declared {declared_type or 'not at all'}, has {actual_type or 'none'}"
-    more = f", and {counted(len(differences) - 1, 'column')} more" if differences.keys() - {column} else ""
+    more = f", and {count_text(len(differences) - 1, 'column')} more" if differences.keys() - {column} else ""
     remedy = (
         "Change the declaration, or the table: Table.alter adds columns, Table.repair_types gives a column one type."
     )
@@ -87,8 +83,9 @@ def check_quarantine(context: CheckContext, settings: QuarantineCheck) -> Verdic
     if not QUARANTINE_COLUMNS.items() <= handle.columns.items():
         return Verdict(False, f"{table.uri} is not a quarantine table of IceDB. Move that table elsewhere.")
     since_ms = context.now_ms - settings.window // timedelta(milliseconds=1)
-    recent = prune_by_bounds(_markers(handle, snapshot), _TIME, QUARANTINE_COLUMNS[_TIME], f"hi >= {_moment(since_ms)}")
-    rows = _rows_since(snapshot, recent, since_ms)
+    since = f"make_timestamptz({since_ms * 1000})"
+    recent = snapshot.files(f"{_TIME} >= {since}")
+    rows = _rows_since(snapshot, recent, since)
     window = duration_text(settings.window // timedelta(milliseconds=1))
     metadata: dict[str, dg.MetadataValue] = {
         "recent rows": dg.MetadataValue.int(rows),
@@ -98,47 +95,36 @@ def check_quarantine(context: CheckContext, settings: QuarantineCheck) -> Verdic
     }
     if rows:
         metadata["reasons"] = _reasons(snapshot, recent)
-    result = f"{counted(rows, 'row')} did not fit in the last {window} and went to {table.uri}"
+    result = f"{count_text(rows, 'row')} did not fit in the last {window} and went to {table.uri}"
     if rows <= settings.rows_max:
         return Verdict(True, f"{result}.", metadata)
     remedy = "Read its column reason, correct the sender, insert the rows again, and drop them there."
     return Verdict(False, f"{result}; it should be at most {settings.rows_max:,}. {remedy}", metadata)
 
 
-def _markers(handle: Handle, snapshot: icedb.Snapshot) -> list[Marker]:
-    """Return the log's markers of the snapshot's parts, even if superseded since; a bare marker for a forgotten one."""
-    markers = handle.read().parts
-    return [
-        markers.get(part.key) or Marker(key=part.key, bytes=part.bytes, created_ms=part.created_ms)
-        for part in snapshot.parts
-    ]
-
-
-def _moment(time_ms: int) -> str:
-    return f"make_timestamptz({time_ms * 1000})"
-
-
-def _rows_since(snapshot: icedb.Snapshot, recent: list[Marker], since_ms: int) -> int:
-    """Count the rows since a time: from the log, and from parts that also hold older rows."""
-    mixed = prune_by_bounds(recent, _TIME, QUARANTINE_COLUMNS[_TIME], f"lo < {_moment(since_ms)}")
-    keys = {m.key for m in mixed} | {m.key for m in recent if m.rows is None}
-    counted_rows = sum(m.rows or 0 for m in recent if m.key not in keys)
-    if not keys:
+def _rows_since(snapshot: icedb.Snapshot, recent: Sequence[icedb.Part], since: str) -> int:
+    """Count the rows since a time (SQL): from the log, and from parts that also hold older rows."""
+    mixed = {part.key for part in replace(snapshot, parts=tuple(recent)).files(f"{_TIME} < {since}")}
+    opened: list[icedb.Part] = []
+    counted_rows = 0
+    for part in recent:
+        if part.rows is None or part.key in mixed:
+            opened.append(part)
+        else:
+            counted_rows += part.rows
+    if not opened:
         return counted_rows
-    parts = tuple(part for part in snapshot.parts if part.key in keys)
-    query = f"SELECT count(*) FROM t WHERE {quote_name(_TIME)} >= {_moment(since_ms)}"
-    row = replace(snapshot, parts=parts).query(query).fetchone()
+    row = replace(snapshot, parts=tuple(opened)).query(f"SELECT count(*) FROM t WHERE {_TIME} >= {since}").fetchone()
     return counted_rows + (row[0] if row else 0)
 
 
-def _reasons(snapshot: icedb.Snapshot, recent: list[Marker]) -> dg.MetadataValue:
+def _reasons(snapshot: icedb.Snapshot, recent: Sequence[icedb.Part]) -> dg.MetadataValue:
     """Return why rows of the newest part did not fit. Only one part is opened."""
-    newest = max(recent, key=lambda m: (m.created_ms, m.key)).key
-    parts = tuple(part for part in snapshot.parts if part.key == newest)
+    newest = max(recent, key=lambda part: (part.created_ms, part.key))
     query = (
         f"SELECT count(*)::VARCHAR, left(reason, 200) FROM t GROUP BY 2 ORDER BY count(*) DESC, 2 LIMIT {REASONS_MAX}"
     )
-    reasons = replace(snapshot, parts=parts).query(query).fetchall()
+    reasons = replace(snapshot, parts=(newest,)).query(query).fetchall()
     return dg.MetadataValue.md(markdown.table(("rows of the newest part", "reason"), reasons))
 
 

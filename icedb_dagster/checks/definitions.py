@@ -1,8 +1,8 @@
 """A table's checks as Dagster asset checks: one op, which opens the table once.
 
 Building definitions does not access the store, and is cheap. It works for assets of any kind: materialized here, filled
-by other programs, observed. If the table is missing or its log cannot be read, every check fails. An error that says
-nothing about the table (no response from the store, access denied) fails the run.
+by other programs, observed. If the table is missing or its log cannot be read, every check fails. An error that is
+not about the table (no response from the store, access denied) fails the run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -89,7 +89,7 @@ def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefini
 def _verdicts(
     resource: IceDBResource, key: dg.AssetKey, checks: TableChecks, chosen: Mapping[str, Check]
 ) -> dict[str, Verdict]:
-    """Return the verdict of each check. Raises errors that say nothing about the table."""
+    """Return the verdict of each check. Raises errors that are not about the table."""
     try:
         context = CheckContext(resource.table(key), checks.thresholds, name=key.to_python_identifier())
     except (TableNotFound, CorruptionError) as error:
@@ -98,7 +98,7 @@ def _verdicts(
 
 
 def judge(context: CheckContext, name: str, settings: Check) -> Verdict:
-    """Return the verdict of one check. Raises errors that say nothing about the table, such as StoreUnavailable."""
+    """Return the verdict of one check. Raises errors that are not about the table, such as StoreUnavailable."""
     try:
         return _CHECKS[name][0](context, settings)
     except (TableNotFound, CorruptionError, SchemaConflict) as error:

@@ -11,8 +11,9 @@ import icedb
 from icedb.operations.health.size_chart import PartSizes
 from icedb.operations.health.table_health import PartitionHealth
 from icedb.operations.integrity.verify import VerifyReport
+from icedb.util.counts import count_text
 from icedb.util.durations import duration_text
-from icedb_dagster.checks.check_context import CheckContext, Verdict, counted
+from icedb_dagster.checks.check_context import CheckContext, Verdict
 from icedb_dagster.checks.check_settings import HorizonCheck, LogDepthCheck, ObjectsCheck, SmallPartsCheck
 from icedb_dagster.metadata import markdown
 from icedb_dagster.metadata.problem_list import problems_table
@@ -31,12 +32,12 @@ def check_objects(context: CheckContext, settings: ObjectsCheck) -> Verdict:
     foreign = [p for p in report.problems if p.kind == "foreign_objects"] if settings.foreign == "fail" else []
     metadata = _objects_metadata(report, errors)
     if failing := [*errors, *foreign]:
-        more = f" {counted(len(failing) - 1, 'more problem')}." if len(failing) > 1 else ""
+        more = f" {count_text(len(failing) - 1, 'more problem')}." if len(failing) > 1 else ""
         return Verdict(False, f"{failing[0].message}{more} `icedb verify {report.table}` lists all.", metadata)
     notes = "".join(f" {p.message}" for p in report.problems)
     return Verdict(
         True,
-        f"Nothing is missing: {counted(report.live_parts, 'live part')} with the sizes in the log.{notes}",
+        f"Nothing is missing: {count_text(report.live_parts, 'live part')} with the sizes in the log.{notes}",
         metadata,
     )
 
@@ -67,7 +68,7 @@ def check_small_parts(context: CheckContext, settings: SmallPartsCheck) -> Verdi
     if crowded:
         worst = max(crowded, key=lambda p: (p.small_parts / _threshold(context, p), p.path))
         reasons.append(
-            f"{_partition(worst)} has {counted(worst.small_parts, 'small part')} and should have less than "
+            f"{_partition(worst)} has {count_text(worst.small_parts, 'small part')} and should have less than "
             f"{_threshold(context, worst):,}"
             + (f", and {len(crowded) - 1:,} more have too many." if crowded[1:] else ".")
         )
@@ -75,7 +76,7 @@ def check_small_parts(context: CheckContext, settings: SmallPartsCheck) -> Verdi
     if reasons:
         remedy = f"Start {context.job('merge_newest')} or {context.job('merge_oldest')}, or their schedules."
         return Verdict(False, " ".join([*reasons, remedy]), metadata)
-    result = f"Of {counted(health.live_parts, 'live part')}, a merge would take {health.small_parts:,}"
+    result = f"Of {count_text(health.live_parts, 'live part')}, a merge would take {health.small_parts:,}"
     return Verdict(True, f"{result}, and no partition has too many of them.", metadata)
 
 
@@ -117,7 +118,7 @@ def check_log_depth(context: CheckContext, settings: LogDepthCheck) -> Verdict:
         "log files": dg.MetadataValue.int(health.log_files),
         "log files to merge": dg.MetadataValue.int(health.small_log_files),
     }
-    result = f"A reader that opens the table reads {counted(health.log_files, 'log file')}"
+    result = f"A reader that opens the table reads {count_text(health.log_files, 'log file')}"
     if health.log_files < threshold:
         return Verdict(True, f"{result}.", metadata)
     remedy = f"Start {context.job('merge_log')}, or its schedule."

@@ -11,14 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-import duckdb
-
 import icedb
 from icedb.errors import InvalidOption
-from icedb.reader.scan_sql import FILE_COLUMN, relation, translate_read_error, visible_partitions
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
 from icedb.sql.column_stats import bounds
 from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
-from icedb.storage.obstore_store import ObjectNotFound
 from icedb_dagster.checks.check_context import CheckContext
 
 __all__ = ["newest_value_ms"]
@@ -53,7 +50,7 @@ def newest_value_ms(context: CheckContext, column: str, timezone: str, *, cutoff
 
 def _find_column(snapshot: icedb.Snapshot, column: str) -> tuple[str, str]:
     """Return the column as the table spells it, and its type."""
-    columns = {**visible_partitions(snapshot.schema, snapshot.partition_schema), **snapshot.schema}
+    columns = {**snapshot.visible_partitions, **snapshot.schema}
     matching = next(((c, t) for c, t in columns.items() if c.casefold() == column.casefold()), None)
     if matching is None:
         raise InvalidOption(
@@ -96,15 +93,11 @@ def _of_parts(
 ) -> list[tuple[int | None, int]]:
     """Read the greatest value of each part, with its `created_ms`."""
     handle = snapshot.handle
-    created_ms = dict(zip(handle.readable_paths(parts), (part.created_ms for part in parts), strict=True))
+    created_ms = dict(zip(handle.part_paths.readable(parts), (part.created_ms for part in parts), strict=True))
     rows = relation(handle, parts, snapshot.schema, snapshot.partition_schema, with_file=True)
-    try:
-        result = connect_reader(handle.location).execute(
-            f"SELECT max({_time_ms(quote_name(column), type_)}), {FILE_COLUMN} FROM ({rows}) AS t GROUP BY ALL"
-        )
-        return [(time_ms, created_ms[path]) for time_ms, path in result.fetchall()]
-    except (duckdb.Error, ObjectNotFound) as error:
-        raise translate_read_error(handle, parts, error, as_of_ms=snapshot.as_of_ms) from None
+    query = f"SELECT max({_time_ms(quote_name(column), type_)}), {FILE_COLUMN} FROM ({rows}) AS t GROUP BY ALL"
+    with translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms), connect_reader(handle.location) as con:
+        return [(time_ms, created_ms[path]) for time_ms, path in con.execute(query).fetchall()]
 
 
 def _newest_ms(values: Iterable[tuple[int | None, int]], type_: str, timezone: str) -> int | None:

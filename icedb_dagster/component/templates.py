@@ -25,7 +25,7 @@ _SCHEMA = {"type": "string", "pattern": _TEMPLATE}
 
 
 def is_template(value: object) -> bool:
-    """Whether a value is a text that Dagster renders."""
+    """Return whether a value is a text that Dagster renders."""
     return isinstance(value, str) and re.search(_TEMPLATE, value, flags=re.DOTALL) is not None
 
 

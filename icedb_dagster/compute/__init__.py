@@ -1,1 +1,1 @@
-"""Where Spark programs run: this machine, a standalone cluster, Spark Connect, AWS. Begin with `spark_places`."""
+"""Places for Spark programs: this machine, a standalone cluster, Spark Connect, AWS. Begin with `spark_places`."""

@@ -26,6 +26,7 @@ from icedb_dagster.resource_fields import CheckedFields
 
 __all__ = [
     "ConnectSpark",
+    "Context",
     "Launch",
     "LocalSpark",
     "SparkPlace",

@@ -22,7 +22,7 @@ from rich.text import Text
 from icedb.errors import IceDBError, StackError
 from icedb_dagster.compute.place_config import PlaceName, configured_place
 from icedb_dagster.dev import stack as local_stack
-from icedb_dagster.dev.doctor import Finding, examine
+from icedb_dagster.dev.doctor import DoctorFinding, examine
 from icedb_dagster.dev.doctor.daemon import WATCH_S
 from icedb_dagster.dev.project import create_project
 from icedb_dagster.dev.project.workspace import load_code, project_environment, use_instance
@@ -271,7 +271,7 @@ def _show(services: Sequence[ServiceStatus]) -> None:
     _output.print(table)
 
 
-def _show_findings(findings: Sequence[Finding]) -> None:
+def _show_findings(findings: Sequence[DoctorFinding]) -> None:
     """Print a table for the platform, and one for each place."""
     for about in dict.fromkeys(finding.about for finding in findings):
         table = Table("check", "", "found", "what to change", box=None, pad_edge=False, header_style="bold")

@@ -18,7 +18,6 @@ from icedb import Snapshot
 from icedb.engines import polars
 from icedb.engines.arrow import dataset
 from icedb.errors import IceDBError, InvalidOption, TableNotFound, UnknownColumn
-from icedb.reader.scan_sql import visible_partitions
 from icedb.sql.connections import ROWS_PER_BATCH, quote_name
 from icedb.sql.expressions import Expression, parse_expression
 from icedb.sql.predicates import check_predicate
@@ -50,9 +49,7 @@ class Rows:
     def of(cls, snapshot: Snapshot, where: str | None, metadata: Mapping[str, Any]) -> "Rows":
         """Select rows as the metadata of an `AssetIn` requests with `columns` and `where`.
 
-        Raises:
-            InvalidOption: `columns` is not a list of names, or `where` is not a condition.
-            UnknownColumn: `columns` names a column that the table does not have.
+        Raises InvalidOption, and UnknownColumn for a column that the table does not have.
         """
         columns, condition = plain(metadata.get("columns")), plain(metadata.get("where"))
         if columns is not None and (
@@ -76,13 +73,13 @@ class Rows:
 
         parsed = None if condition is None else parse_expression(condition, refuse=refuse, stable=False)
         if parsed is not None and existing:
-            visible = visible_partitions(snapshot.schema, snapshot.partition_schema)
+            visible = snapshot.visible_partitions
             check_predicate(parsed.sql, snapshot.schema, visible, table=snapshot.table, at_once=True)
         return cls(snapshot, where, columns, parsed)
 
     @property
     def is_whole(self) -> bool:
-        """Whether neither columns nor a condition are selected."""
+        """True if neither columns nor a condition are selected."""
         return self.columns is None and self.condition is None
 
     def table(self) -> pa.Table:
@@ -112,11 +109,7 @@ class Rows:
         return " AND ".join(f"(\n{one}\n)" for one in predicates) if predicates else None
 
     def check_of_partitions(self, type_: str) -> None:
-        """Check that the condition is over partition columns alone: lazy types of other engines filter rows themselves.
-
-        Raises:
-            InvalidOption: The condition is over other columns, too.
-        """
+        """Raise InvalidOption unless the condition is over partition columns: lazy types filter rows themselves."""
         conjuncts = self.condition.conjuncts if self.condition else ()
         if beyond := [c.sql for c in conjuncts if not c.columns or not c.columns <= self._in_paths]:
             raise InvalidOption(
@@ -129,17 +122,13 @@ class Rows:
     @cached_property
     def _in_paths(self) -> frozenset[str]:
         """The partition columns whose values in the paths equal those of the rows, case-folded."""
-        visible = visible_partitions(self.snapshot.schema, self.snapshot.partition_schema)
+        visible = self.snapshot.visible_partitions
         stored = [e.name for e in self.snapshot.expressions if e.sql.strip('"') == e.name]
         return frozenset(name.casefold() for name in (*visible, *stored))
 
 
 def load(rows: Rows, wanted: Any) -> Any:
-    """Return the rows as the type `wanted`.
-
-    Raises:
-        InvalidOption: The type is not supported. Errors of `icedb.Snapshot.query` are raised, too.
-    """
+    """Return the rows as the type `wanted`. Raises InvalidOption, and the errors of `icedb.Snapshot.query`."""
     name = type_name(wanted)
     if name == "icedb.Snapshot":
         if not rows.is_whole:
@@ -159,8 +148,7 @@ def load(rows: Rows, wanted: Any) -> Any:
 def empty(wanted: Any, *, table: str) -> Any:
     """Return the empty rows of a missing table as the type `wanted`, without columns.
 
-    Raises:
-        TableNotFound: The type has no empty value.
+    Raises TableNotFound if the type has no empty value.
     """
     name = type_name(wanted)
     if name not in _EMPTY:

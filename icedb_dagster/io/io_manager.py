@@ -55,6 +55,7 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         sort_by: Sort columns.
         compression: Compression of the parts.
         row_group_rows: Rows of a Parquet row group.
+        bloom_filters: Columns with a Parquet bloom filter.
         required: Columns that must not be null.
         schema_policy: `open`, or `declared` to reject columns that the table does not declare.
 
@@ -71,6 +72,7 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     sort_by: list[str] = Field(default=[])
     compression: str = "zstd"
     row_group_rows: int = ROW_GROUP_ROWS
+    bloom_filters: list[str] = Field(default=[])
     required: list[str] = Field(default=[])
     schema_policy: str = "open"
 
@@ -122,7 +124,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
                 f"{uri}: the asset is partitioned, but the run has no partition, so the output would apply to all "
                 "partitions. Start the run for a partition, or for a range of them."
             )
-        options = AssetOptions.of(self._defaults(), metadata, partitions, table=uri)
+        defaults = {name: getattr(self, name) for name in type(self).model_fields if name != "icedb"}
+        options = AssetOptions.of(defaults, metadata, partitions, table=uri)
         if partitions is None:
             return options, None
         return options, select_partitions(partitions, context.asset_partition_keys, options.columns, table=uri)
@@ -167,9 +170,6 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
             )
         return self.icedb.uri(context.asset_key)
 
-    def _defaults(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in type(self).model_fields if name != "icedb"}
-
 
 def _definition_of(context: dg.OutputContext | dg.InputContext) -> dg.PartitionsDefinition | None:
     """Return the partitions definition of the context's asset, even if the run has no partition."""
@@ -192,7 +192,7 @@ def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
 
 
 def _is_about_all(context: dg.InputContext) -> bool:
-    """Whether an asset without partitions depends on a whole partitioned asset: no mapping selects partitions.
+    """Return whether an asset without partitions depends on a whole partitioned asset: no mapping selects partitions.
 
     Then it reads all rows of the table, including rows of no current partition: late ones, and today's.
     """
@@ -204,26 +204,19 @@ def _is_about_all(context: dg.InputContext) -> bool:
 
 
 def _is_about_none(context: dg.InputContext) -> bool:
-    """Whether the run depends on no partition of the upstream asset."""
+    """Return whether the run depends on no partition of the upstream asset."""
     return context.has_asset_partitions and not context.asset_partition_keys and not _is_about_all(context)
 
 
 def _predicate(selection: Selection, snapshot: Snapshot) -> str:
-    """Return the predicate of the selected partitions.
-
-    Raises:
-        InvalidOption: The table's partitions do not distinguish those of the asset.
-    """
+    """Return the predicate of the selected partitions. Raises InvalidOption if the table does not distinguish them."""
     predicate = selection.predicate(snapshot.partition_schema)
     check_alignment(selection, snapshot.expressions, snapshot.schema)
     return predicate
 
 
 def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
-    """Check the partitions before any row is read, as far as the table knows its columns.
-
-    Appended rows may be in any partition. Only an overwrite needs partitions that are distinguished.
-    """
+    """Check the partitions of an overwrite before any row is read. Appended rows may be in any partition."""
     if not selection.keys:
         raise InvalidOption(
             f"{table.uri}: the run has no partition of the asset, so the rows have no destination. Start the run for a "
@@ -258,10 +251,7 @@ def _report(
     options: AssetOptions,
     selection: Selection | None,
 ) -> None:
-    """Report the table in the materialization, and set its data version unless the asset has set one.
-
-    `commit_figures` describes the commit.
-    """
+    """Report the table in the materialization, and set its data version unless the asset has set one."""
     predicate = _reported_partitions(snapshot, selection)
     metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
     if selection is not None and len(selection.keys) > 1:
@@ -273,10 +263,7 @@ def _report(
 
 
 def _reported_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:
-    """Return the predicate of the run's partitions; None if the table cannot distinguish them.
-
-    That is no error here, because the rows are committed.
-    """
+    """Return the predicate of the run's partitions; None if the table cannot. The rows are committed."""
     try:
         return _predicate(selection, snapshot) if selection and snapshot.schema else None
     except InvalidOption:
@@ -284,10 +271,7 @@ def _reported_partitions(snapshot: Snapshot, selection: Selection | None) -> str
 
 
 def _commit_identity(table: Table, commit: Commit, txn: Txn | None) -> Mapping[str, Any]:
-    """Return metadata that identifies the commit, so that no sensor reports it again.
-
-    The commit of an earlier try is identified by its time alone.
-    """
+    """Return metadata that identifies the commit for sensors. That of an earlier try has only its time."""
     if commit.key is not None and commit.created_ms is not None:
         return commit_metadata(commit.created_ms, commit.key, [part.key for part in commit.parts])
     if commit.repeated and txn is not None:

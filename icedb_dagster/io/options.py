@@ -9,19 +9,19 @@ options are checked before a table is created and before a row is read.
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import dagster as dg
 import msgspec
 
 from icedb.errors import InvalidOption
-from icedb.format.table_spec import Aggregating, Compression, Dedup, Merging, Replacing, SchemaPolicy
+from icedb.format.table_spec import Aggregating, Dedup, Merging, Replacing
 from icedb.sources.batch import OnConflict
 from icedb.sql.partition_expressions import parse_partition_by
-from icedb.writer.spec_validation import DeclaredSchema
+from icedb.writer.spec_options import SpecOptions
 from icedb_dagster.partitioning.partitions import ONLY, dimensions
 
-__all__ = ["AssetOptions", "CreateOptions", "Mode", "OnEmpty", "has_partition_expr", "partition_columns", "plain"]
+__all__ = ["AssetOptions", "Mode", "OnEmpty", "has_partition_expr", "partition_columns", "plain"]
 
 Mode = Literal["append", "overwrite"]
 OnEmpty = Literal["raise", "clear"]
@@ -32,7 +32,7 @@ _PLAIN = ("partition_expr", "partition_by", "sort_by")
 
 #: Options that only metadata may have, because they apply to one table.
 _OF_ASSETS = ("partition_expr", "schema", "merging")
-_OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "required", "schema_policy")
+_OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "bloom_filters", "required", "schema_policy")
 _OPTIONS = ("mode", "on_conflict", "on_empty", "preview_rows", *_OF_TABLES, *_OF_ASSETS)
 
 # The similarity from which a name counts as a misspelled option; 1 is equal.
@@ -41,22 +41,9 @@ _ALIKE = 0.7
 Choice = TypeVar("Choice", bound=str)
 
 
-class CreateOptions(TypedDict, total=False):
-    """Arguments of `icedb.Table.create` for a missing table."""
-
-    partition_by: Sequence[str]
-    sort_by: Sequence[str]
-    compression: Compression
-    row_group_rows: int
-    schema: DeclaredSchema
-    required: Sequence[str]
-    schema_policy: SchemaPolicy
-    merging: Merging | None
-
-
 @dataclass(frozen=True, slots=True)
 class AssetOptions:
-    """How an output is written to its table, and how a missing table is created.
+    """The options of a write of an output, and of the creation of a missing table.
 
     `columns` has the partition column of each dimension of the asset's partitions. It is empty for an asset without
     them.
@@ -67,7 +54,7 @@ class AssetOptions:
     on_empty: OnEmpty
     preview_rows: int
     columns: Mapping[str, str]
-    create: CreateOptions
+    create: SpecOptions
 
     @classmethod
     def of(
@@ -80,16 +67,14 @@ class AssetOptions:
     ) -> "AssetOptions":
         """Return the options of an asset with this metadata and these partitions.
 
-        Raises:
-            InvalidOption: An option is misspelled or invalid.
-            InvalidPartitionExpression: A partition expression is invalid.
+        Raises InvalidOption, InvalidPartitionExpression.
         """
         _reject_misspelled(metadata, table)
         values = {**defaults, **_metadata_options(metadata, table)}
         expressions = {} if partitions is None else _partition_expressions(values, partitions, table)
         create = _create_options(values, list(expressions.values()), table)
         columns = _names(expressions, table)
-        _check_columns(columns, create.get("partition_by", ()), table)
+        _check_columns(columns, create["partition_by"] or (), table)
         options = cls(
             mode=_choice(values, "mode", get_args(Mode), table),
             on_conflict=cast("OnConflict", _choice(values, "on_conflict", get_args(OnConflict), table)),
@@ -111,15 +96,13 @@ def partition_columns(
 ) -> dict[str, str]:
     """Return the partition column of each dimension, from the asset's `partition_expr`.
 
-    Raises:
-        InvalidOption: `partition_expr` is missing or does not fit the dimensions.
-        InvalidPartitionExpression: A partition expression is invalid.
+    Raises InvalidOption if it is missing or does not fit the dimensions, and InvalidPartitionExpression.
     """
     return _names(_partition_expressions(_metadata_options(metadata, table), partitions, table), table)
 
 
 def has_partition_expr(metadata: Mapping[str, Any]) -> bool:
-    """Whether an asset's metadata has a `partition_expr`."""
+    """Return whether an asset's metadata has a `partition_expr`."""
     return not metadata.keys().isdisjoint(("partition_expr", f"{_PREFIX}partition_expr"))
 
 
@@ -178,15 +161,16 @@ def _names(expressions: Mapping[str, str], table: str) -> dict[str, str]:
     return {dimension: parse_partition_by([text], table=table)[0].name for dimension, text in expressions.items()}
 
 
-def _create_options(values: Mapping[str, Any], expressions: Sequence[str], table: str) -> CreateOptions:
-    """Return the arguments of `Table.create`. Partition expressions take precedence over the IO manager's default."""
-    options = CreateOptions(
+def _create_options(values: Mapping[str, Any], expressions: Sequence[str], table: str) -> SpecOptions:
+    """Return the options for `Table.create`. Partition expressions take precedence over the IO manager's default."""
+    options = SpecOptions(
         partition_by=_texts(values, "partition_by", table),
         sort_by=_texts(values, "sort_by", table),
         required=_texts(values, "required", table),
         compression=values["compression"],
         schema_policy=values["schema_policy"],
         row_group_rows=_number(values, "row_group_rows", 1, table),
+        bloom_filters=_texts(values, "bloom_filters", table),
     )
     if expressions and not options["partition_by"]:
         options["partition_by"] = tuple(dict.fromkeys(expressions))

@@ -49,7 +49,7 @@ def check_output(obj: Any, *, table: str) -> None:
 
 
 def is_of_table(obj: Any, uri: str) -> bool:
-    """Whether the output is a snapshot of the asset's own table: then the asset wrote the rows itself."""
+    """Return whether the output is a snapshot of the asset's own table: then the asset wrote the rows itself."""
     if not isinstance(obj, Snapshot):
         return False
     return parse_location(uri, obj.handle.location.storage_options).uri == obj.table

@@ -22,7 +22,7 @@ class PoolLimit:
 
     @property
     def is_lock(self) -> bool:
-        """Whether the pool admits one run at a time, independent of the instance's default limit."""
+        """True if the pool admits one run at a time, independent of the instance's default limit."""
         return self.limit == 1 and not self.by_default
 
 

@@ -10,6 +10,7 @@ from icedb.operations.retention.orphans import ORPHANS_MAX
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, TieredMerge
 
 __all__ = [
+    "TABLE_DEFAULT",
     "CleanupConfig",
     "DeleteConfig",
     "MergeConfig",
@@ -21,7 +22,7 @@ __all__ = [
     "VerifyConfig",
 ]
 
-#: Stands for the table's own setting, in options that are times.
+#: Means the table's own setting, in options that are times.
 TABLE_DEFAULT = -1
 
 

@@ -16,7 +16,6 @@ from icedb.operations.integrity.log_audit import Problem
 from icedb.operations.rewrite.delete import DeleteReport
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.rewrite.merge import Order, TieredMerge
-from icedb.operations.rewrite.merge_loop import merge_for
 from icedb.transaction.append import Commit
 from icedb.util.times import parse_as_of
 from icedb_dagster.maintenance.configs import (
@@ -87,26 +86,25 @@ def _config_schema(config: Any) -> Any:
 def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceReport:
     table, config = task.table, task.config
     tiers = None if config.hot_ms < 0 else TieredMerge(config.hot_ms, config.hot_parts)
-    if config.dry_run:
-        plan = table.merge(order=order, part_bytes_max=config.part_bytes_max, tiers=tiers, dry_run=True)
-        return MaintenanceReport(
-            {
-                "parts to merge": plan.merged_parts,
-                "bytes to merge": plan.merged_bytes,
-                "rows": plan.rows,
-                "new parts": plan.new_parts,
-                "groups beyond one commit": plan.remaining,
-                **_dry(dry_run=True),
-            }
-        )
-    report = merge_for(
-        table,
-        seconds_max=config.seconds_max,
+    report = table.merge(
         order=order,
         part_bytes_max=config.part_bytes_max,
         tiers=tiers,
+        max_seconds=config.seconds_max,
         engine=task.engine,
+        dry_run=config.dry_run,
     )
+    if report.dry_run:
+        return MaintenanceReport(
+            {
+                "parts to merge": report.merged_parts,
+                "bytes to merge": report.merged_bytes,
+                "rows": report.rows,
+                "new parts": report.new_parts,
+                "groups beyond one commit": report.remaining,
+                **_dry(dry_run=True),
+            }
+        )
     return MaintenanceReport(
         {
             "parts merged": report.merged_parts,
@@ -115,7 +113,7 @@ def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceRe
             "rows": report.rows,
             "groups lost to other commits": report.dropped_groups,
             "groups remaining": report.remaining,
-            "log files": ", ".join(report.commits) or "none: nothing to merge",
+            "log files": ", ".join(report.commit_keys) or "none: nothing to merge",
             **_dry(dry_run=False),
         }
     )

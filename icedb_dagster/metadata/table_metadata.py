@@ -1,7 +1,7 @@
 """The metadata of a table in Dagster's UI, under Dagster's standard keys where they exist.
 
 Figures that a snapshot has need no request. The preview must be read, and the chart must be drawn. They describe a
-commit that has happened, so if one fails, its metadata says why, and the materialization remains.
+commit that has happened, so if one fails, its metadata has the reason, and the materialization remains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import dagster as dg
 import icedb
 from icedb.errors import IceDBError
 from icedb.operations.health.size_chart import PartSizes
-from icedb.reader.scan_sql import visible_partitions
 from icedb.sql.connections import quote_name
 from icedb_dagster.metadata.markdown import table
 from icedb_dagster.metadata.size_chart import markdown_picture
@@ -114,7 +113,7 @@ def _column_schema(snapshot: icedb.Snapshot) -> dg.TableSchema:
         dg.TableColumn(c, t, constraints=dg.TableColumnConstraints(nullable=c.casefold() not in required))
         for c, t in snapshot.schema.items()
     ]
-    for name, type_ in visible_partitions(snapshot.schema, snapshot.partition_schema).items():
+    for name, type_ in snapshot.visible_partitions.items():
         columns.append(dg.TableColumn(name, type_, description="partition column"))
     return dg.TableSchema(columns=columns)
 
@@ -146,7 +145,7 @@ def _preview(snapshot: icedb.Snapshot, partitions: str | None, rows: int) -> dg.
     if not parts:
         return dg.MetadataValue.md("no rows")
     newest = min(parts, key=lambda part: (-part.created_ms, part.bytes, part.key))
-    types = {**snapshot.schema, **visible_partitions(snapshot.schema, snapshot.partition_schema)}
+    types = snapshot.columns
     previewed = dict([*types.items()][:PREVIEW_COLUMNS_MAX])
     selected = ", ".join(_cut(name, type_) for name, type_ in previewed.items())
     answer = replace(snapshot, parts=(newest,)).query(f"SELECT {selected} FROM t LIMIT {rows}").fetchall()

@@ -25,7 +25,7 @@ from icedb.errors import InvalidOption
 from icedb.sql.connections import quote_name, quote_text
 from icedb_dagster.partitioning.time_windows import Edge, TimeWindows, Window, is_one_of, joined
 
-__all__ = ["Selection", "dimensions", "select_partitions"]
+__all__ = ["ONLY", "Selection", "dimensions", "select_partitions"]
 
 #: The dimension's name in a definition with one dimension.
 ONLY = ""
@@ -56,7 +56,7 @@ class Selection:
 
     @property
     def edges(self) -> dict[str, tuple[Edge, ...]]:
-        """Where the partitions begin and end, for each column of times."""
+        """The beginnings and ends of the partitions, for each column of times."""
         edges: dict[str, dict[Edge, None]] = {}
         for column, values in (pair for box in self.boxes for pair in box):
             edges.setdefault(column, {}).update(dict.fromkeys(values.edges()))

@@ -28,7 +28,7 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where adjacent partitions begin or end in time: the instant, and the wall time in their zone."""
+    """A boundary of partitions in time: the instant, and the wall time in their zone."""
 
     partitions: str
     instant: datetime

@@ -140,7 +140,7 @@ class _MaintenanceTick:
         if job is None:
             self._notes.append(f"{due} is due, but has no job: {recommended.reason}")
             return cursor, False
-        if self._is_under_way(job):
+        if next(self._runs(job, _UNDER_WAY), None) is not None:
             self._notes.append(f"{due} is due, but a run of {job} is queued or active")
             if before is None or before.ended_ms is None:
                 return cursor, False
@@ -154,9 +154,6 @@ class _MaintenanceTick:
                 self._notes.append(f"{due} is due, but the last run did not help; the next is requested at {until}")
         return msgspec.structs.replace(cursor, requests={**cursor.requests, due: request}), wanted
 
-    def _is_under_way(self, job: str) -> bool:
-        return next(self._runs(job, _UNDER_WAY), None) is not None
-
     def _failed(self, job: str) -> bool:
         last = next(self._runs(job, _ENDED), None)
         return last is not None and last.status != dg.DagsterRunStatus.SUCCESS
@@ -167,7 +164,7 @@ class _MaintenanceTick:
         return filter(self._is_of_here, self._context.instance.get_runs(wanted, limit=_RUNS_MAX))
 
     def _is_of_here(self, run: dg.DagsterRun) -> bool:
-        """Whether a run is of this code location, as Dagster matches run keys. In-process runs have no origin."""
+        """Return whether a run is of this code location, for Dagster's run keys. In-process runs have no origin."""
         location, origin = self._context.code_location_origin, run.remote_job_origin
         if location is None or origin is None:
             return True

@@ -80,7 +80,7 @@ def read_new_commits(handle: Handle, begin: FeedPosition, *, settle_ms: int, com
 def _known_ms(handle: Handle, now_ms: int, until_ms: int) -> int:
     """Return the time up to which all superseded commits are reported, after a read at `now_ms` up to `until_ms`.
 
-    Whatever appears after the read is superseded after it, by a clock that may be behind by twice the skew.
+    A part that appears after the read is superseded after it, by a clock that may be behind by twice the skew.
     """
     return min(until_ms, now_ms - 2 * handle.timing.max_skew_ms - 1)
 

@@ -8,7 +8,7 @@ from typing import Self
 
 import dagster as dg
 
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 from icedb_dagster.io.options import has_partition_expr, partition_columns
 
 __all__ = ["PartitionKeys"]

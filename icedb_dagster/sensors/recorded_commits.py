@@ -15,7 +15,7 @@ import dagster as dg
 
 from icedb_dagster.metadata.table_metadata import COMMIT_TIME, FIRST_PART
 
-__all__ = ["EVENTS_OF_COMMIT", "RecordedCommits", "is_gap_recorded", "read_recorded_commits"]
+__all__ = ["EVENTS_OF_COMMIT", "GAP_AFTER", "RecordedCommits", "is_gap_recorded", "read_recorded_commits"]
 
 #: The number of the commit's events, if there are several.
 EVENTS_OF_COMMIT = "icedb/events_of_commit"
@@ -47,7 +47,7 @@ class RecordedCommits:
                 self._events.setdefault(created_ms, []).append(event)
 
     def has(self, created_ms: int, parts: Collection[str], partition: str | None) -> bool:
-        """Whether the rows of a commit in a partition have an event. `parts` holds the keys of all its parts."""
+        """Return whether the rows of a commit in a partition have an event. `parts` holds the keys of all its parts."""
         return any(
             (event.whole or event.partition == partition) and (event.first_part is None or event.first_part in parts)
             for event in self._events.get(created_ms, ())
@@ -73,7 +73,7 @@ def read_recorded_commits(
 
 
 def is_gap_recorded(instance: dg.DagsterInstance, key: dg.AssetKey, *, after_ms: int) -> bool:
-    """Whether one of the last observations records that the commits after a time are unknown."""
+    """Return whether one of the last observations records that the commits after a time are unknown."""
     records = instance.fetch_observations(key, limit=_PAGE).records
     observations = [record.event_log_entry.asset_observation for record in records]
     return any(o is not None and _value(o.metadata, GAP_AFTER) == after_ms for o in observations)

@@ -9,7 +9,7 @@ from icedb.errors import InvalidOption
 from icedb.operations.health.table_health import Thresholds
 from icedb.util.arguments import checks_arguments
 
-__all__ = ["CommitsSensor", "MaintenanceSensor"]
+__all__ = ["CommitsSensor", "Events", "MaintenanceSensor"]
 
 #: The kind of event that reports a commit.
 Events = Literal["materialization", "observation"]

@@ -186,7 +186,7 @@ def _one_of(weights: Mapping[Any, float], random: Random) -> Any:
 
 
 def _geometric(more: float, random: Random) -> int:
-    """How often in a row something with this probability happens."""
+    """Return a random number of consecutive successes of this probability."""
     return int(math.log(1 - random.random()) / math.log(more))
 
 

@@ -1,7 +1,7 @@
-"""Where the project's files are, and which days it is about. The environment says otherwise where that is needed.
+"""The places of the project's files, and its days. Environment variables replace the defaults.
 
-`WEB_ANALYTICS_DATA`: the folder of inbox and dashboard. `LAKE_ROOT`: where the tables are, a bucket perhaps.
-`WEB_ANALYTICS_DAYS`: how many days there are.
+`WEB_ANALYTICS_DATA`: the folder of inbox and dashboard. `LAKE_ROOT`: the root of the tables, a folder or a bucket.
+`WEB_ANALYTICS_DAYS`: the number of days.
 """
 
 import os

@@ -5,6 +5,6 @@ judgement can be tested without the real system. `examine` runs all checks.
 """
 
 from icedb_dagster.dev.doctor.examination import examine
-from icedb_dagster.dev.doctor.finding import Finding, Status
+from icedb_dagster.dev.doctor.finding import DoctorFinding, Status
 
-__all__ = ["Finding", "Status", "examine"]
+__all__ = ["DoctorFinding", "Status", "examine"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import dagster as dg
 
 from icedb.util.clock import Clock
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 
-__all__ = ["Heartbeat", "judge_daemon", "read_heartbeats", "watch_heartbeats"]
+__all__ = ["WATCH_S", "Heartbeat", "judge_daemon", "read_heartbeats", "watch_heartbeats"]
 
 INTERVAL_S = 30
 # A busy kind skips heartbeats. If no kind has written for this long, the daemon is gone.
@@ -57,8 +57,8 @@ def watch_heartbeats(
     return reads
 
 
-def judge_daemon(required: Collection[str], reads: Sequence[Collection[Heartbeat]]) -> list[Finding]:
-    """Judge heartbeats. `required` are the kinds that this instance needs, `looks` the heartbeats of each read."""
+def judge_daemon(required: Collection[str], reads: Sequence[Collection[Heartbeat]]) -> list[DoctorFinding]:
+    """Judge heartbeats. `required` are the kinds that this instance needs, `reads` the heartbeats of each read."""
     check = "daemon"
     start = "start the daemon: icedb-dagster up, or dagster-daemon run; see its log for why it ended"
     last = {beat.kind: beat for beat in reads[-1]}
@@ -72,14 +72,14 @@ def judge_daemon(required: Collection[str], reads: Sequence[Collection[Heartbeat
     return findings or [ok(check, f"one daemon, and all of its {len(required)} kinds work")]
 
 
-def _late(required: Collection[str], fresh: Collection[str]) -> list[Finding]:
+def _late(required: Collection[str], fresh: Collection[str]) -> list[DoctorFinding]:
     late = sorted(set(required) - set(fresh))
     state = f"no heartbeat for over {AGE_S_MAX} s of: {', '.join(late)}"
     remedy = "if this persists, restart the daemon: it has other settings than this instance, or hangs"
     return [warning("daemon", state, remedy)] if late else []
 
 
-def _failing(fresh: dict[str, Heartbeat]) -> list[Finding]:
+def _failing(fresh: dict[str, Heartbeat]) -> list[DoctorFinding]:
     return [
         problem("daemon", f"{kind}: {_first_line(beat.errors[0])}", "see the daemon's log: icedb-dagster logs daemon")
         for kind, beat in sorted(fresh.items())
@@ -87,7 +87,7 @@ def _failing(fresh: dict[str, Heartbeat]) -> list[Finding]:
     ]
 
 
-def _several(reads: Sequence[Collection[Heartbeat]]) -> list[Finding]:
+def _several(reads: Sequence[Collection[Heartbeat]]) -> list[DoctorFinding]:
     # Heartbeats within one interval, which exclude a daemon from before a restart.
     daemons = {beat.daemon for read in reads for beat in read if beat.age_s <= INTERVAL_S + 1}
     if len(daemons) < 2:

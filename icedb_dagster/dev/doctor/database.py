@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.stack.database import ServerInfo, query_server_info, redacted
 
 __all__ = ["examine_database", "judge_server", "judge_schema"]
@@ -15,7 +15,7 @@ VERSION_MIN = 14
 LATENCY_MS_MAX = 50
 
 
-def examine_database(instance: dg.DagsterInstance) -> list[Finding]:
+def examine_database(instance: dg.DagsterInstance) -> list[DoctorFinding]:
     """Query the server, and compare the revision of Dagster's tables. The instance must be on Postgres."""
     url = str(getattr(instance.event_log_storage, "postgres_url", ""))
     storages = (instance.run_storage, instance.event_log_storage, instance.schedule_storage)
@@ -23,7 +23,7 @@ def examine_database(instance: dg.DagsterInstance) -> list[Finding]:
     return [judge_server(query_server_info(url), address=redacted(url)), judge_schema(revisions)]
 
 
-def judge_server(server: ServerInfo | str, *, address: str) -> Finding:
+def judge_server(server: ServerInfo | str, *, address: str) -> DoctorFinding:
     """Judge a server. `address` is its address without the password."""
     check = "postgres"
     if isinstance(server, str):
@@ -37,7 +37,7 @@ def judge_server(server: ServerInfo | str, *, address: str) -> Finding:
     return ok(check, state)
 
 
-def judge_schema(revisions: set[tuple[str | None, str | tuple[str, ...] | None]]) -> Finding:
+def judge_schema(revisions: set[tuple[str | None, str | tuple[str, ...] | None]]) -> DoctorFinding:
     """Judge the revisions of the storages' tables, each with the one that this Dagster requires."""
     check = "schema"
     behind = sorted((str(has), str(wants)) for has, wants in revisions if has != wants)

@@ -15,7 +15,7 @@ from icedb.storage.obstore_store import open_store
 from icedb.util.clock import Clock, SystemClock
 from icedb_dagster.dev.doctor.daemon import judge_daemon, read_heartbeats, watch_heartbeats
 from icedb_dagster.dev.doctor.database import examine_database
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
 from icedb_dagster.dev.doctor.store import examine_store
@@ -35,7 +35,7 @@ def examine(
     watch_s: float = 0,
     clock: Clock | None = None,
     timing: Timing | None = None,
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     """Run all checks.
 
     `tables` are addresses; without them, the roots in the project's code are checked. `watch_s` is how long to watch
@@ -62,7 +62,7 @@ def examine(
     return findings
 
 
-def _examine_code(project: Path) -> tuple[LoadedCode, list[Finding]]:
+def _examine_code(project: Path) -> tuple[LoadedCode, list[DoctorFinding]]:
     if not open_layout(project).workspace.is_file():
         remedy = "run this in the project's folder, or pass --project-dir"
         return LoadedCode(), [problem("definitions", f"{open_layout(project).workspace} is missing", remedy)]
@@ -73,9 +73,11 @@ def _examine_code(project: Path) -> tuple[LoadedCode, list[Finding]]:
     return code, [ok("definitions", f"loaded; tables that have a pool: {len(code.pools)}")]
 
 
-def _examine_instance(instance: dg.DagsterInstance, code: LoadedCode, *, watch_s: float, clock: Clock) -> list[Finding]:
+def _examine_instance(
+    instance: dg.DagsterInstance, code: LoadedCode, *, watch_s: float, clock: Clock
+) -> list[DoctorFinding]:
     settings = read_settings(instance)
-    parts: dict[str, Callable[[], list[Finding]]] = {"settings": lambda: judge_settings(settings)}
+    parts: dict[str, Callable[[], list[DoctorFinding]]] = {"settings": lambda: judge_settings(settings)}
     if settings.on_postgres:
         parts["postgres"] = lambda: examine_database(instance)
     if settings.has_pools:
@@ -89,14 +91,14 @@ def _examine_instance(instance: dg.DagsterInstance, code: LoadedCode, *, watch_s
 
 def _examine_pools(
     instance: dg.DagsterInstance, code: LoadedCode, settings: InstanceSettings, clock: Clock
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     holders = read_holders(instance, sorted({*code.pools, *table_pools_of(instance)}), clock)
     frees = settings.monitoring and settings.free_slots_s is not None
     stale = judge_holders(holders, slot_free_s=settings.slot_free_s if frees else None)
     return [judge_limits(read_limits(instance, code.pools)), *stale]
 
 
-def _caught(check: str, part: Callable[[], list[Finding]]) -> list[Finding]:
+def _caught(check: str, part: Callable[[], list[DoctorFinding]]) -> list[DoctorFinding]:
     """Run a part of the checks. An error becomes a finding, and the other parts run nevertheless."""
     try:
         return part()
@@ -106,7 +108,7 @@ def _caught(check: str, part: Callable[[], list[Finding]]) -> list[Finding]:
 
 def _examine_places(
     tables: Sequence[str], lakes: Sequence[IceDBResource], *, clock: Clock, timing: Timing
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     """Check the named tables, with the options of the resource that contains them; else all resources."""
     if not tables and not lakes:
         state = "the code has no IceDBResource, or several code locations"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.locking.table_lock import POOL_TAG
 
 __all__ = ["InstanceSettings", "judge_settings", "read_settings"]
@@ -33,7 +33,7 @@ class InstanceSettings:
 
     @property
     def on_postgres(self) -> bool:
-        """Whether runs, events and pools are in Postgres."""
+        """True if runs, events and pools are in Postgres."""
         return self.storage.startswith("Postgres")
 
     @property
@@ -62,12 +62,12 @@ def read_settings(instance: dg.DagsterInstance) -> InstanceSettings:
     )
 
 
-def judge_settings(settings: InstanceSettings) -> list[Finding]:
+def judge_settings(settings: InstanceSettings) -> list[DoctorFinding]:
     """Return one finding each for storage, pool granularity, run queue and run monitoring."""
     return [_storage(settings), _granularity(settings), _queue(settings), _monitoring(settings)]
 
 
-def _storage(settings: InstanceSettings) -> Finding:
+def _storage(settings: InstanceSettings) -> DoctorFinding:
     check = "storage"
     if settings.on_postgres and settings.has_pools:
         return ok(check, "runs, events and pools are in Postgres")
@@ -80,7 +80,7 @@ def _storage(settings: InstanceSettings) -> Finding:
     )
 
 
-def _granularity(settings: InstanceSettings) -> Finding:
+def _granularity(settings: InstanceSettings) -> DoctorFinding:
     check = "pool granularity"
     if settings.granularity == "op":
         return ok(check, "op: each step that works on a table holds its pool")
@@ -94,7 +94,7 @@ def _granularity(settings: InstanceSettings) -> Finding:
     )
 
 
-def _queue(settings: InstanceSettings) -> Finding:
+def _queue(settings: InstanceSettings) -> DoctorFinding:
     check = "run queue"
     remedy = "in dagster.yaml: concurrency: {runs: {max_concurrent_runs: 4}}"
     if settings.runs_max is None:
@@ -117,7 +117,7 @@ def _queue(settings: InstanceSettings) -> Finding:
     return ok(check, f"at most {settings.runs_max} concurrent runs, and one for each table's lock")
 
 
-def _monitoring(settings: InstanceSettings) -> Finding:
+def _monitoring(settings: InstanceSettings) -> DoctorFinding:
     check = "run monitoring"
     remedy = (
         "in dagster.yaml: run_monitoring: {enabled: true, poll_interval_seconds: 10, "

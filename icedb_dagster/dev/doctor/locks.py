@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from icedb.util.clock import Clock
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.locking.lock_pools import PoolLimit
 from icedb_dagster.locking.table_lock import table_pools
 
@@ -28,7 +28,7 @@ class Holder:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the run no longer works, as far as Dagster knows."""
+        """True if the run no longer works, as far as Dagster knows."""
         return self.status is None or self.ended_s is not None
 
 
@@ -58,7 +58,7 @@ def read_holders(instance: dg.DagsterInstance, pools: Sequence[str], clock: Cloc
     return holders
 
 
-def judge_limits(limits: Sequence[PoolLimit]) -> Finding:
+def judge_limits(limits: Sequence[PoolLimit]) -> DoctorFinding:
     """Judge the limits of all table pools."""
     check = "pools"
     bad = [limit for limit in limits if not limit.is_lock]
@@ -81,7 +81,7 @@ def _limit(limit: PoolLimit) -> str:
     return f"{'default ' if limit.by_default else ''}limit {limit.limit}"
 
 
-def judge_holders(holders: Sequence[Holder], *, slot_free_s: float | None) -> list[Finding]:
+def judge_holders(holders: Sequence[Holder], *, slot_free_s: float | None) -> list[DoctorFinding]:
     """Judge slot holders. `slot_free_s` is when the daemon frees an ended run's slot; None: never."""
     findings = []
     for holder in holders:

@@ -17,9 +17,10 @@ from icedb.format.timing import Timing
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore
 from icedb.transaction.epoch_guard import claims_beyond, foreign_maintenance
 from icedb.transaction.open_table import open_handle
-from icedb.transaction.table_handle import Handle, clock_ahead_ms
+from icedb.transaction.store_checks import clock_ahead_ms
+from icedb.transaction.table_handle import Handle
 from icedb.util.clock import Clock
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 
 __all__ = ["examine_store", "judge_clock"]
 
@@ -27,14 +28,14 @@ BODY = b"icedb-dagster doctor"
 RIGHTS = {"list": "s3:ListBucket", "create": "s3:PutObject", "read": "s3:GetObject", "delete": "s3:DeleteObject"}
 
 
-def examine_store(store: ObjectStore, *, clock: Clock, timing: Timing, table: bool = True) -> list[Finding]:
+def examine_store(store: ObjectStore, *, clock: Clock, timing: Timing, table: bool = True) -> list[DoctorFinding]:
     """Try all requests of a writer. `table`: a table is expected at that address, not only below it."""
     address = store.location.uri
     with _tidy(store):
         findings = _StoreProbe(store, clock, timing).run()
         if table and not any(f.status == "problem" and f.check in ("reach", "list", "read") for f in findings):
             findings.append(_table(store))
-    return [Finding(f.check, f.status, f.found, f.remedy, address) for f in findings]
+    return [DoctorFinding(f.check, f.status, f.found, f.remedy, address) for f in findings]
 
 
 class _StoreProbe:
@@ -48,7 +49,7 @@ class _StoreProbe:
         self._key = store.location.keys.part(f"icedb_doctor={name}", name)
         self._folder = self._key.rpartition("/")[0] + "/"
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[DoctorFinding]:
         """List, create, create again, stat, read, delete. Stop if the store does not answer at all."""
         try:
             findings = [self._list()]
@@ -67,29 +68,29 @@ class _StoreProbe:
         findings.append(self._try("delete", self._delete))
         return findings
 
-    def _try(self, check: str, request: Callable[[], Finding]) -> Finding:
+    def _try(self, check: str, request: Callable[[], DoctorFinding]) -> DoctorFinding:
         try:
             return request()
         except (IceDBError, ObjectNotFound) as error:
             return self._failed(check, error)
 
-    def _failed(self, check: str, error: Exception) -> Finding:
+    def _failed(self, check: str, error: Exception) -> DoctorFinding:
         denied = isinstance(error, AccessDenied)
         remedy = _grant(check, self._store) if denied else "correct the error, then run the doctor again"
         return problem(check, _message(error, self._store), remedy)
 
-    def _list(self) -> Finding:
+    def _list(self) -> DoctorFinding:
         began = time.monotonic()
         self._store.list(self._folder)
         return ok("list", f"in {(time.monotonic() - began) * 1000:.0f} ms")
 
-    def _create(self) -> Finding:
+    def _create(self) -> DoctorFinding:
         began = time.monotonic()
         with suppress(ObjectExists):  # the name is random, so this was our own put, retried by the client library
             self._store.create(self._key, BODY)
         return ok("create", f"in {(time.monotonic() - began) * 1000:.0f} ms")
 
-    def _create_again(self) -> Finding:
+    def _create_again(self) -> DoctorFinding:
         try:
             self._store.create(self._key, BODY)
         except ObjectExists:
@@ -100,7 +101,7 @@ class _StoreProbe:
             "use a store or a version that honors it: two concurrent maintenance runs could lose rows",
         )
 
-    def _clock_of(self, put_after_ms: int) -> Finding:
+    def _clock_of(self, put_after_ms: int) -> DoctorFinding:
         stored_ms = self._store.head(self._key).stored_ms
         return judge_clock(
             put_after_ms=put_after_ms,
@@ -109,7 +110,7 @@ class _StoreProbe:
             max_skew_ms=self._timing.max_skew_ms,
         )
 
-    def _read(self) -> Finding:
+    def _read(self) -> DoctorFinding:
         began = time.monotonic()
         body = self._store.get(self._key).body
         if body != BODY:
@@ -120,7 +121,7 @@ class _StoreProbe:
             )
         return ok("read", f"in {(time.monotonic() - began) * 1000:.0f} ms")
 
-    def _delete(self) -> Finding:
+    def _delete(self) -> DoctorFinding:
         self._store.delete([self._key])
         try:
             self._store.head(self._key)
@@ -133,7 +134,7 @@ class _StoreProbe:
         )
 
 
-def judge_clock(*, put_after_ms: int, stored_ms: int, now_ms: int, max_skew_ms: int) -> Finding:
+def judge_clock(*, put_after_ms: int, stored_ms: int, now_ms: int, max_skew_ms: int) -> DoctorFinding:
     """Compare this machine's clock with the time that the store gave an object, put between the other two."""
     ahead_ms = clock_ahead_ms(put_after_ms=put_after_ms, stored_ms=stored_ms, now_ms=now_ms)
     skew_ms = abs(ahead_ms)
@@ -146,7 +147,7 @@ def judge_clock(*, put_after_ms: int, stored_ms: int, now_ms: int, max_skew_ms: 
     return ok("clock", state if skew_ms else "no difference to the store's")
 
 
-def _table(store: ObjectStore) -> Finding:
+def _table(store: ObjectStore) -> DoctorFinding:
     """Check that the log can be read, and that only programs that take claims maintain the table."""
     check = "table"
     try:
@@ -167,7 +168,7 @@ def _table(store: ObjectStore) -> Finding:
 
 
 def _is_foreign(handle: Handle) -> bool:
-    """Whether log files of exclusive commits are gone: claims exist far beyond the newest epoch.
+    """Return whether log files of exclusive commits are gone: claims exist far beyond the newest epoch.
 
     The claim of the next epoch may exist for a commit in progress. Later claims may not.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from icedb_dagster.dev.doctor.finding import Finding, ok, problem
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem
 
 __all__ = ["judge_versions", "read_versions"]
 
@@ -34,7 +34,7 @@ def read_versions() -> dict[str, str]:
     return versions
 
 
-def judge_versions(versions: Mapping[str, str]) -> Finding:
+def judge_versions(versions: Mapping[str, str]) -> DoctorFinding:
     """Judge the versions, which include that of `dagster`."""
     core = versions["dagster"]
     fitting = {core, _library_version(core)}

@@ -205,6 +205,6 @@ def _load_error(entry: CodeLocationEntry) -> str:
 
 
 def _essence(message: str) -> str:
-    """Return the cause from a Dagster message, which first says what was done, and ends with the stack trace."""
+    """Return the cause from a Dagster message, which begins with the failed action and ends with the stack trace."""
     lines = [line.strip() for line in message.partition("Stack Trace:")[0].splitlines() if line.strip()]
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", lines[-1]) if lines else ""

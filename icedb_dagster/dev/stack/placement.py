@@ -119,7 +119,7 @@ def _with_capability(user: User) -> User | None:
 
 
 def _works(folder: Path, programs: Path, user: User) -> bool:
-    """Whether Postgres can run as that user in that folder."""
+    """Return whether Postgres can run as that user in that folder."""
     try:
         done = run(["/bin/sh", "-c", _PROBE, "sh", folder, programs], environ={"LC_ALL": "C"}, user=user)
     except (OSError, subprocess.SubprocessError) as error:

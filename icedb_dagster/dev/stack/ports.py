@@ -9,7 +9,7 @@ __all__ = ["free_port", "port_is_free"]
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on that port of the loopback address."""
+    """Return whether a server could listen on that port of the loopback address."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

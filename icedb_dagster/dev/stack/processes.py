@@ -114,7 +114,7 @@ def spawn(
 def run(
     command: Sequence[str | Path], *, environ: Mapping[str, str], user: User = CURRENT_USER, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run a short command to its end, whatever its status, and capture its output."""
+    """Run a short command to its end, with any exit status, and capture its output."""
     uid, gid, groups = user.switch_to
     return subprocess.run(
         [*user.prefix, *command],
@@ -139,7 +139,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def is_running(process: ProcessId) -> bool:
-    """Whether exactly that process still runs."""
+    """Return whether exactly that process still runs."""
     return identify(process.pid) == process
 
 

@@ -48,7 +48,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """How to start a service. `settings` is a digest of everything whose change requires a restart."""
+    """The command of a service. `settings` is a digest of everything whose change requires a restart."""
 
     name: DagsterService
     command: tuple[str, ...]

@@ -47,7 +47,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A running stack. `started_here` of a process says whether this call of `up` started it."""
+    """A running stack. `started_here` of a process is True if this call of `up` started it."""
 
     project_dir: Path
     dagster_home: Path
