@@ -1,1 +1,1 @@
-"""How fast it is, beside what else could do the same work in the same run: `python -m benchmarks.spark`."""
+"""Measurements of speed, beside other programs that do the same work in the same run. Begin with `suite`."""

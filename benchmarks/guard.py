@@ -1,9 +1,9 @@
-"""A guard against growing costs: counted requests, bytes and allocations beside those that are committed.
+"""A guard against growing costs: it compares requests, bytes and allocations with the committed figures.
 
-    python -m benchmarks.guard             # compare; 1 when a figure has grown
+    python -m benchmarks.guard             # compare; exit with status 1 if a figure has grown
     python -m benchmarks.guard --update    # write benchmarks/guard.json
 
-No clock is in it, so every run gives the same. Requests and bytes are counted on the wire to a real S3 server.
+It measures no time, so every run has the same figures. Requests and bytes are counted on the wire to a real S3 server.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
-from benchmarks.guard_allocations import allocations
-from benchmarks.guard_requests import requests
-from benchmarks.slow_store import s3_server, storage_options
+from benchmarks.guarded.allocations import allocations
+from benchmarks.guarded.requests import requests
+from benchmarks.harness.slow_store import s3_server, storage_options
 
 __all__ = ["FILE", "Change", "Figures", "Kind", "as_grid", "changes", "main", "measure", "read_figures"]
 
@@ -33,28 +33,28 @@ FILE = Path(__file__).with_name("guard.json")
 
 
 class Kind(Enum):
-    """What a figure counts, and so how far two runs of the same code may differ."""
+    """The kind of a figure, which decides how far two runs of the same code may differ."""
 
-    #: There is nothing that could make them differ.
+    #: Equal in every run.
     REQUESTS = "requests"
-    #: A column's encoder decides some, and the digits of a size or a time in a log.
+    #: They depend a little on encoders, and on the digits of sizes and times in a log.
     BYTES = "bytes"
-    #: What is cached, or grows by doubling, moves them a little.
+    #: They depend a little on caches and on growth by doubling.
     ALLOCATIONS = "allocations"
 
 
-#: A share of the old figure, and what may be more besides: half a byte or block of each of many things is noise.
+#: The tolerance: a share of the old figure, and an absolute amount, because half a byte or block of each item is noise.
 TOLERANCES = {Kind.REQUESTS: (0.0, 0.0), Kind.BYTES: (0.02, 0.0), Kind.ALLOCATIONS: (0.1, 0.5)}
-#: Of libraries that decide bytes and allocations; with others, only requests are compared.
+#: Libraries that affect bytes and allocations. With other versions, only requests are compared.
 _DECISIVE = ("duckdb", "msgspec", "pyarrow")
 
-#: By what was done: what it took.
+#: The figures of each operation, by name.
 Figures = Mapping[Kind, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure that is not what it was. None: it was, or is, not there."""
+    """A changed figure. None: the figure is new, or was removed."""
 
     kind: Kind
     name: str
@@ -63,12 +63,12 @@ class Change:
 
     @property
     def is_growth(self) -> bool:
-        """Whether it is to be explained: it grew beyond its tolerance, or nobody knows what it was."""
+        """True if the figure is new or grew beyond its tolerance."""
         return self.old is None or (self.new is not None and self.new > self.old + self._tolerated(self.old))
 
     @property
     def is_gain(self) -> bool:
-        """Whether it shrank beyond its tolerance."""
+        """True if it shrank beyond its tolerance."""
         return self.old is not None and self.new is not None and self.new < self.old - self._tolerated(self.old)
 
     def _tolerated(self, old: float) -> float:
@@ -77,31 +77,31 @@ class Change:
 
 
 def environment() -> dict[str, str]:
-    """What decides bytes and allocations besides our own code."""
+    """Return the versions that affect bytes and allocations."""
     return {"python": ".".join(platform.python_version_tuple()[:2])} | {name: version(name) for name in _DECISIVE}
 
 
 def measure(options: Mapping[str, str], folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> Figures:
-    """Everything that is guarded, with a server that has the benchmarks' bucket, and an empty folder."""
+    """Measure all figures, with a server that has the benchmarks' bucket, in an empty folder."""
     counted, sizes = requests(options, folder / "proxy", on_step=on_step)
     on_step("allocations")
     return {Kind.REQUESTS: counted, Kind.BYTES: sizes, Kind.ALLOCATIONS: allocations()}
 
 
 def read_figures(path: Path) -> tuple[dict[str, str], Figures]:
-    """The committed figures, and where they are from. Raises FileNotFoundError, ValueError."""
+    """Return the committed figures, and their environment. Raises FileNotFoundError, ValueError."""
     content = json.loads(path.read_text())
     return content["environment"], {kind: content[kind.value] for kind in Kind}
 
 
 def write_figures(path: Path, figures: Figures) -> None:
-    """Commit to these."""
+    """Write the figures to the file."""
     content = {"environment": environment()} | {kind.value: dict(changed) for kind, changed in figures.items()}
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def changes(old: Figures, new: Figures, *, same_environment: bool = True) -> list[Change]:
-    """All figures that differ; those that an environment decides only if it is the same."""
+    """Return all changed figures. Bytes and allocations are compared in the same environment only."""
     kinds = [k for k in Kind if same_environment or k is Kind.REQUESTS]
     return [
         Change(kind, name, old[kind].get(name), new[kind].get(name))
@@ -112,7 +112,7 @@ def changes(old: Figures, new: Figures, *, same_environment: bool = True) -> lis
 
 
 def as_grid(changed: list[Change], title: str) -> Grid:
-    """Figures for people, old -> new."""
+    """Return a table of changes."""
     grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
     grid.add_column("figure")
     for name in ("old", "new", "ratio"):
@@ -128,31 +128,33 @@ def _text(value: float | None) -> str:
 
 
 def report(console: Console, file: Path, figures: Figures) -> bool:
-    """Compare with a file, and say what differs; whether nothing has grown."""
+    """Compare with a file, print the changes, and return whether nothing has grown."""
     where, old = read_figures(file)
     same = where == environment()
     changed = changes(old, figures, same_environment=same)
     if not same:
-        console.print(f"Only requests are compared: the committed figures are from {where}, this is {environment()}.")
+        console.print(f"Only requests are compared: the committed figures are from {where}, not {environment()}.")
     grown, gained = [c for c in changed if c.is_growth], [c for c in changed if c.is_gain]
     gone = [c for c in changed if c.new is None]
     if gained:
-        console.print(as_grid(gained, "Less than before; `--update` keeps it so"))
+        console.print(as_grid(gained, "Less than before. `--update` commits to it"))
     if gone:
-        console.print(as_grid(gone, "Not measured any more; `--update` forgets them"))
+        console.print(as_grid(gone, "Not measured any more. `--update` removes them"))
     if grown:
         console.print(as_grid(grown, "Grown, or new"))
-        console.print("If that is meant: `python -m benchmarks.guard --update`, and say why in the commit.")
+        console.print(
+            "If intended, run `python -m benchmarks.guard --update`, and give the reason in the commit message."
+        )
         return False
     console.print(f"{sum(map(len, figures.values()))} figures: none has grown.")
     return True
 
 
 def main(
-    update: Annotated[bool, typer.Option(help="Write the figures as they are now.")] = False,
-    file: Annotated[Path, typer.Option(help="Where the figures are.")] = FILE,
+    update: Annotated[bool, typer.Option(help="Write the current figures.")] = False,
+    file: Annotated[Path, typer.Option(help="File of the figures.")] = FILE,
 ) -> None:
-    """Count requests, bytes and allocations, and compare them with those that are committed."""
+    """Count requests, bytes and allocations, and compare them with the committed figures."""
     console = Console()
     with tempfile.TemporaryDirectory(prefix="icedb-guard-") as name, console.status("starting") as status:
         folder = Path(name)
@@ -160,7 +162,7 @@ def main(
             figures = measure(storage_options(endpoint), folder, on_step=status.update)
     if update:
         write_figures(file, figures)
-        console.print(f"{file} is written: {sum(map(len, figures.values()))} figures.")
+        console.print(f"Wrote {file}: {sum(map(len, figures.values()))} figures.")
     elif not report(console, file, figures):
         raise typer.Exit(1)
 

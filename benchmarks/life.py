@@ -1,7 +1,7 @@
-"""What maintenance writes again over a long life of a table, and what its log becomes: counted, without rows.
+"""The write amplification of maintenance over a long life of a table, and the growth of its log, counted without rows.
 
-Everything is real but the bytes of the parts: the planners, the exclusive commits, the cleanup, the log files, in a
-store in memory whose clock is turned forward. The jobs run when Dagster's schedules start them by default.
+Only the contents of parts are missing. The planners, exclusive commits, cleanup and log files are real, in a store in
+memory whose clock is advanced. The jobs run at the times of Dagster's default schedules.
 
     python -m benchmarks.life --commits 20000
 """
@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from benchmarks.figures import OURS, Check, Curve, Finding, Plan, Step, Way
+from benchmarks.harness.figures import OURS, Check, Curve, Finding, Plan, Step, Way
 from icedb.format.records import Marker
 from icedb.format.timing import DAY_MS, MINUTE_MS
 from icedb.operations.commits.actions import Append
@@ -35,7 +35,7 @@ __all__ = ["LOG_GOAL", "MIXES", "PARTS_GOAL", "Life", "Mix", "Point", "draw", "f
 
 COMMITS = 20_000
 COMMITS_SHORT = 3_000
-#: Bytes that maintenance writes, for each byte that appends write: the goals.
+#: The goals: maximum bytes that maintenance writes for each byte of appends.
 PARTS_GOAL = 3.0
 LOG_GOAL = 4.0
 POINTS = 60
@@ -48,10 +48,10 @@ STATS = b'{"event":["add_to_cart","search",0],"ts":["2027-01-15 00:00:00.123","2
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How rows arrive: a commit every so often, with a part for each partition that it has rows of.
+    """A mix of commits, each with a part for each of its partitions.
 
-    Each commit has rows of today, in `tenants` partitions; every `late_every`th also some of one of the `late_days`
-    days before. Sizes are means: each part has between half and one and a half of them.
+    Each commit has rows of today, in `tenants` partitions. Every `late_every`th also has rows of one of the `late_days`
+    days before. Sizes are means: a part has between half and one and a half of them.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Mix:
     late_bytes: int = 100_000
 
     def parts(self, number: int, now_ms: int, chance: random.Random) -> Iterator[tuple[str, int]]:
-        """Partition and bytes of each part of a commit."""
+        """Return the partition and bytes of each part of a commit."""
         day = now_ms // DAY_MS
         for tenant in sorted(chance.sample(range(self.of_tenants), self.tenants)):
             yield self._partition(day, tenant), _about(self.part_bytes, chance)
@@ -80,7 +80,7 @@ def _about(mean: int, chance: random.Random) -> int:
     return mean // 2 + chance.randrange(mean)
 
 
-#: A commit every half minute for a week; smaller ones more often; and those of many tenants.
+#: A commit every half minute for a week, smaller ones more often, and commits of many tenants.
 MIXES = (
     Mix("steady", 30_000, 1_000_000),
     Mix("small and often", 10_000, 100_000),
@@ -90,17 +90,17 @@ MIXES = (
 
 @dataclass(slots=True)
 class Written:
-    """Bytes that one kind of work wrote."""
+    """The bytes that one kind of work wrote."""
 
     parts: int = 0
-    #: Without claims, which hold the same once more until they are deleted.
+    #: Without claims, which have the same bytes until they are deleted.
     log: int = 0
     claims: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What it has come to after so many commits. `log_files` and `log_bytes` are what whoever opens the table reads."""
+    """The state after some commits. `log_files` and `log_bytes` are those that an opening of the table reads."""
 
     commits: int
     parts_ratio: float
@@ -114,22 +114,22 @@ class Point:
 
 @dataclass(slots=True)
 class Life:
-    """A life as it was: bytes by who wrote them, and points along it."""
+    """The record of a life: bytes by kind of work, and points in time."""
 
     mix: Mix
     written: dict[str, Written] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
-    #: In the end, by partition.
+    #: At the end, by partition.
     live_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def parts_ratio(self) -> float:
-        """Bytes of parts that maintenance wrote, for each that appends wrote."""
+        """The bytes of parts that maintenance wrote, for each byte of appends."""
         return self._ratio(lambda w: w.parts)
 
     @property
     def log_ratio(self) -> float:
-        """The same of log files."""
+        """The same ratio for log files."""
         return self._ratio(lambda w: w.log)
 
     def _ratio(self, of: Callable[[Written], int]) -> float:
@@ -138,7 +138,7 @@ class Life:
 
 
 class _Store(ClockedStore):
-    """Notes who writes what. Parts have no objects here."""
+    """A store that counts bytes by kind of work. Parts have no objects in it."""
 
     life: Life
     doing = "append"
@@ -152,7 +152,7 @@ class _Store(ClockedStore):
             written.claims += len(body)  # type: ignore[arg-type]
 
 
-class _World:
+class _AgingTable:
     """A table, its jobs, and the clock."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
@@ -162,7 +162,7 @@ class _World:
         self.store.life = self.life
         self.table = create_table(self.store, self.clock, partition_by=["tenant", "day"], sort_by=["event", "ts"])
         self.handle: Handle = self.table.handle
-        #: Of each minute, by what Dagster's schedules do then.
+        #: The jobs of each minute, by Dagster's schedules.
         self.jobs: Sequence[tuple[str, Callable[[int], bool], Callable[[], object]]] = (
             ("merge_newest", lambda m: m % 5 == 0, lambda: self._merge("newest")),
             ("merge_oldest", lambda m: m % 15 == 7, lambda: self._merge("oldest")),
@@ -242,15 +242,15 @@ def _marker(key: str, n_bytes: int) -> Marker:
 
 
 def live(mix: Mix, commits: int, *, seed: int = 1, on_point: Callable[[Point], None] = lambda _: None) -> Life:
-    """So many commits of a mix, with the jobs between them. The same every time."""
-    return _World(mix, seed).run(commits, on_point)
+    """Run the commits of a mix, with the jobs between them. Every run is equal."""
+    return _AgingTable(mix, seed).run(commits, on_point)
 
 
 # ------------------------------------------------------------------------------------------------ the row of results
 
 
 def measure(plan: Plan, folder: Path, on_step: Step) -> list[Finding]:
-    """The finding "life": the ratios of all mixes, with curves. The long run has 20,000 commits of each."""
+    """Measure the row `life`: the ratios of all mixes, with curves. The long form has 20,000 commits of each."""
     del folder  # nothing is stored
     lives = []
     for mix in MIXES:
@@ -261,7 +261,7 @@ def measure(plan: Plan, folder: Path, on_step: Step) -> list[Finding]:
 
 
 def finding(lives: Sequence[Life]) -> Finding:
-    """What some lives show."""
+    """Return the finding of some lives."""
     return Finding(
         key="life",
         title="Bytes that maintenance writes again, for each byte that appends write",
@@ -278,12 +278,12 @@ def finding(lives: Sequence[Life]) -> Finding:
         notes=[
             "Counted, not timed: real plans, exclusive commits and log files, in a store in memory; parts have sizes "
             "and no rows. Jobs run as Dagster's schedules start them by default.",
-            *(f"{life.mix.name}: {_told(life.mix)}." for life in lives),
+            *(f"{life.mix.name}: {_described(life.mix)}." for life in lives),
         ],
     )
 
 
-#: What dominates, when a goal is missed.
+#: The dominating cost if a goal is missed.
 WHY = {
     "parts": "each row is written once for each tier between its first part and a full one, and once more when its "
     "partition gets cold; larger batches, or more parts in a hot partition (hot_parts), write less",
@@ -322,18 +322,18 @@ def _curves(life: Life) -> list[Curve]:
     def curve(what: str, y_label: str, lines: Mapping[str, Sequence[float]], limit: float | None = None) -> Curve:
         return Curve(f"{life.mix.name}: {what}", "commits", y_label, x, lines, limit)
 
-    there = {
+    stored = {
         "log files that a reader opens": [p.log_files for p in life.points],
         "parts of the fullest partition": [p.most_small_parts for p in life.points],
     }
     return [
         curve("rows written again", "bytes per byte", {"parts": [p.parts_ratio for p in life.points]}, PARTS_GOAL),
         curve("log written again", "bytes per byte", {"log": [p.log_ratio for p in life.points]}, LOG_GOAL),
-        curve("what is there", "number", there),
+        curve("log files and parts", "number", stored),
     ]
 
 
-def _told(mix: Mix) -> str:
+def _described(mix: Mix) -> str:
     of = f", in {mix.tenants} of {mix.of_tenants} tenants" if mix.of_tenants > 1 else ""
     return (
         f"a commit every {mix.every_ms / 1000:g} s with parts of {mix.part_bytes:,} bytes{of}, by day; one of "
@@ -345,7 +345,7 @@ def _told(mix: Mix) -> str:
 
 
 def draw(lives: Sequence[Life], folder: Path) -> None:
-    """A plot of all lives: `life-written-again.png`, bytes written again and what readers have to open."""
+    """Draw `life-written-again.png`: the rewritten bytes of all lives, and the log files that readers open."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -360,7 +360,7 @@ def draw(lives: Sequence[Life], folder: Path) -> None:
     for axes, title, goal in (
         (parts, "parts: bytes written again per byte inserted", PARTS_GOAL),
         (log, "log: bytes written again per byte of appends", LOG_GOAL),
-        (files, "log files that whoever opens the table reads", None),
+        (files, "log files that an opening of the table reads", None),
     ):
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("commits")
@@ -375,12 +375,12 @@ def draw(lives: Sequence[Life], folder: Path) -> None:
 
 
 def main(
-    commits: Annotated[int, typer.Option(min=1, help="Of each mix.")] = COMMITS_SHORT,
-    mix: Annotated[str, typer.Option(help="Only the mixes whose name has this.")] = "",
-    plots: Annotated[Path | None, typer.Option(help="Draw into this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="All points, for programs.")] = False,
+    commits: Annotated[int, typer.Option(min=1, help="Commits of each mix.")] = COMMITS_SHORT,
+    mix: Annotated[str, typer.Option(help="Run the mixes whose name contains this text.")] = "",
+    plots: Annotated[Path | None, typer.Option(help="Folder for the plots.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all points as JSON.")] = False,
 ) -> None:
-    """Let tables live, and tell what maintenance wrote again."""
+    """Simulate the lives of tables, and print the write amplification."""
     lives = []
     for chosen in (m for m in MIXES if mix in m.name):
         life = live(chosen, commits)

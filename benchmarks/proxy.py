@@ -1,13 +1,14 @@
-"""What a tenant pays for the proxy, beside the same requests to the S3 server itself in the same run.
+"""The overhead of the S3 proxy, beside the same requests to the S3 server itself in the same run.
 
     python -m benchmarks.proxy
 
-An S3 server and `icedb proxy` run as processes on this machine, a third is the client: on few processors they take
-them from each other, which counts against the proxy. Measured are the rate at which a large part comes, through the
-proxy and by its redirections; a small range of one, alone and eight at a time; a listing of a table of many parts, page
-by page; and what memory the proxy has before and after many requests.
+The S3 server, `icedb proxy` and the client are processes on this machine. They share its processors, which counts
+against the proxy. Measured are the throughput of a large part, through the proxy and by its redirects; a small range,
+alone and eight at a time; a listing of a table of many parts, page by page; the proxy's memory before and after many
+requests.
 
-Direct and through the proxy take turns; a ratio is of one round, and the median of all rounds is held to the goal.
+Direct requests and those through the proxy take turns. The median of the ratios of all rounds is checked against the
+goal.
 """
 
 from __future__ import annotations
@@ -31,15 +32,25 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
-from benchmarks.proxy_world import BUCKET, KEY_ID, S3, SECRET, Client, boto_client, made_table, proxy, s3_server
+from benchmarks.harness.proxy_world import (
+    BUCKET,
+    KEY_ID,
+    S3,
+    SECRET,
+    Client,
+    boto_client,
+    make_proxied_table,
+    proxy,
+    s3_server,
+)
 
-__all__ = ["Figure", "Measured", "Plan", "as_grid", "measure"]
+__all__ = ["Figure", "ProxyResults", "ProxyRun", "as_grid", "measure"]
 
-#: Of the rate without the proxy.
+#: Minimum share of the throughput without the proxy.
 GOAL_THROUGH, GOAL_REDIRECT = 0.7, 0.95
-#: For the parts of the usual plan, and as much for each of fewer or more.
+#: The limit for the parts of the default plan; it is proportional to the number of parts.
 GOAL_LISTING_SECONDS, GOAL_LISTING_PARTS = 2.0, 100_000
-#: Memory after many requests, to that before: what an allocator keeps varies by as much.
+#: Maximum ratio of the memory after many requests to that before: allocators vary by as much.
 GOAL_MEMORY = 1.05
 SMALL_BYTES = 64 * 1024
 CLIENTS = 8
@@ -47,9 +58,8 @@ _TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured. `gets` of `small_gets` at a time in a round; `requests` are those between two looks at
-    the proxy's memory."""
+class ProxyRun:
+    """The sizes of a run. `requests` is the number of requests between two measurements of the proxy's memory."""
 
     part_bytes: int = 64 * 1024 * 1024
     parts: int = 100_000
@@ -59,30 +69,30 @@ class Plan:
     requests: int = 10_000
 
 
-SHORT = Plan(part_bytes=4 * 1024 * 1024, parts=3_000, rounds=2, gets=2, small_gets=20, requests=200)
+SHORT = ProxyRun(part_bytes=4 * 1024 * 1024, parts=3_000, rounds=2, gets=2, small_gets=20, requests=200)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured, in each round, without the proxy (if it can be) and with it."""
+    """A figure in each round, through the proxy, and direct if that is possible."""
 
     name: str
     unit: str
     direct: Sequence[float]
     through: Sequence[float]
-    #: Of the ratio, or of the figure itself where there is nothing to compare it with.
+    #: The limit of the ratio, or of the figure itself if it has no direct counterpart.
     goal: float | None = None
-    #: Whether more is better.
+    #: True if more is better.
     rate: bool = True
 
     @property
     def compared(self) -> list[float]:
-        """The ratios of all rounds, or the figures where there is nothing to compare them with."""
+        """The ratios of all rounds, or the figures if they have no direct counterpart."""
         return [t / d for t, d in zip(self.through, self.direct, strict=True)] if self.direct else list(self.through)
 
     @property
     def met(self) -> bool | None:
-        """Whether the median reaches the goal, if there is one."""
+        """True if the median meets the goal; None if there is none."""
         if self.goal is None:
             return None
         measured_value = median(self.compared)
@@ -90,28 +100,28 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProxyResults:
     """All results."""
 
-    plan: Plan
+    plan: ProxyRun
     server: str
     figures: list[Figure] = field(default_factory=list)
 
 
-def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> Measured:
-    """Measure everything in a folder, which is empty. Raises AssertionError when an answer is not whole."""
+def measure(plan: ProxyRun, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> ProxyResults:
+    """Measure everything in an empty folder. Raises AssertionError if a response is incomplete."""
     with ExitStack() as stack:
         on_step("starting the S3 server")
         server = stack.enter_context(s3_server(folder / "server"))
         on_step("making tables")
-        large, small = made_table(
+        large, small = make_proxied_table(
             server, "bytes", days=1, parts=2, bodies=[os.urandom(plan.part_bytes), os.urandom(1024 * 1024)]
         )
-        made_table(server, "many", days=365, parts=plan.parts)
+        make_proxied_table(server, "many", days=365, parts=plan.parts)
         on_step("starting proxies")
         endpoint, process = stack.enter_context(proxy(folder / "proxy", server, ["bytes", "many"], redirect=False))
         redirecting, _ = stack.enter_context(proxy(folder / "redirecting", server, ["bytes"], redirect=True))
-        measured = Measured(plan, server.name)
+        measured = ProxyResults(plan, server.name)
         measured.figures.extend(_large_parts(plan, server, endpoint, redirecting, large, on_step))
         measured.figures.extend(_small_ranges(plan, server, endpoint, small, on_step))
         measured.figures.extend(_listings(plan, endpoint, on_step))
@@ -123,7 +133,7 @@ def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda
 
 
 def _large_parts(
-    plan: Plan, server: S3, endpoint: str, redirecting: str, key: str, on_step: Callable[[str], None]
+    plan: ProxyRun, server: S3, endpoint: str, redirecting: str, key: str, on_step: Callable[[str], None]
 ) -> list[Figure]:
     ways = {
         "direct": (_direct(server), BUCKET, f"bytes/_data/{key}"),
@@ -149,7 +159,7 @@ def _large_parts(
     ]
 
 
-def _small_ranges(plan: Plan, server: S3, endpoint: str, key: str, on_step: Callable[[str], None]) -> list[Figure]:
+def _small_ranges(plan: ProxyRun, server: S3, endpoint: str, key: str, on_step: Callable[[str], None]) -> list[Figure]:
     ways = {
         "direct": (lambda: _direct(server), BUCKET, f"bytes/_data/{key}"),
         "through": (lambda: _through(endpoint), "bytes", key),
@@ -176,7 +186,7 @@ def _small_ranges(plan: Plan, server: S3, endpoint: str, key: str, on_step: Call
 
 
 def _repeated(connect: Callable[[], Client], bucket: str, key: str, number: int) -> list[float]:
-    """The seconds of each of so many requests, one after the other over one connection."""
+    """Return the seconds of each of some sequential requests over one connection."""
     client = connect()
     request = client.signed(bucket, key, range=f"bytes=1000-{SMALL_BYTES + 999}")
     seconds = []
@@ -189,7 +199,7 @@ def _repeated(connect: Callable[[], Client], bucket: str, key: str, number: int)
 
 
 def _at_once(connect: Callable[[], Client], bucket: str, key: str, number: int) -> None:
-    """So many requests by each of some clients."""
+    """Send requests from several clients at once."""
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -210,7 +220,7 @@ def _at_once(connect: Callable[[], Client], bucket: str, key: str, number: int) 
 # ------------------------------------------------------------------------------------------ listings and memory
 
 
-def _listings(plan: Plan, endpoint: str, on_step: Callable[[str], None]) -> list[Figure]:
+def _listings(plan: ProxyRun, endpoint: str, on_step: Callable[[str], None]) -> list[Figure]:
     client, boto = _through(endpoint), boto_client(endpoint)
     seconds: dict[str, list[float]] = {"raw": [], "boto3": []}
     on_step("the first look at the log of many parts")
@@ -235,7 +245,7 @@ def _listings(plan: Plan, endpoint: str, on_step: Callable[[str], None]) -> list
 
 
 def _list_raw(client: Client) -> int:
-    """How many keys there are on all pages."""
+    """Return the number of keys on all pages."""
     keys, token = 0, ""
     while True:
         query = {"list-type": "2"} | ({"continuation-token": token} if token else {})
@@ -252,8 +262,8 @@ def _list_boto(boto: Any) -> int:
     return sum(page["KeyCount"] for page in pages)
 
 
-def _memory(plan: Plan, endpoint: str, process: int, key: str, on_step: Callable[[str], None]) -> Figure:
-    """What the proxy has of memory before and after many requests of several clients."""
+def _memory(plan: ProxyRun, endpoint: str, process: int, key: str, on_step: Callable[[str], None]) -> Figure:
+    """Return the memory of the proxy before and after many requests of several clients."""
     each = max(1, plan.requests // CLIENTS)
     on_step("memory: requests before the first look")
     _at_once(lambda: _through(endpoint), "bytes", key, each)
@@ -286,7 +296,7 @@ def _through(endpoint: str) -> Client:
 
 
 def _turned(ways: dict[str, Any], number: int) -> list[tuple[str, Any]]:
-    """In every second round the last way comes first: what drifts in a round meets all alike."""
+    """Reverse the order in every second round, so that a drift within a round affects all ways equally."""
     return list(ways.items())[:: 1 if number % 2 else -1]
 
 
@@ -296,14 +306,14 @@ def _round(number: int) -> str:
 
 def _must(measured_value: int, expected: int) -> None:
     if measured_value != expected:
-        raise AssertionError(f"there were {measured_value:,} instead of {expected:,}")
+        raise AssertionError(f"the count is {measured_value:,} instead of {expected:,}")
 
 
-# ------------------------------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------------------------------ output
 
 
-def as_grid(measured: Measured) -> Grid:
-    """The results for people."""
+def as_grid(measured: ProxyResults) -> Grid:
+    """Return the results as a table."""
     title = f"Median of {measured.plan.rounds} rounds; {measured.server}, {os.cpu_count()} processors"
     grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
     grid.add_column("", no_wrap=True)
@@ -314,8 +324,8 @@ def as_grid(measured: Measured) -> Grid:
         measured_value = figure.compared
         grid.add_row(
             figure.name,
-            _shown(median(figure.direct), figure.unit) if figure.direct else "",
-            _shown(median(figure.through), figure.unit),
+            _formatted(median(figure.direct), figure.unit) if figure.direct else "",
+            _formatted(median(figure.through), figure.unit),
             f"{median(measured_value):.3f}" if figure.direct else "",
             f"{min(measured_value):.3f}, {max(measured_value):.3f}" if len(measured_value) > 1 else "",
             "" if figure.goal is None else f"{'≥' if figure.rate else '≤'} {figure.goal:.4g}",
@@ -324,12 +334,12 @@ def as_grid(measured: Measured) -> Grid:
     return grid
 
 
-def _shown(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
-    """The results for programs."""
+def as_json(measured: ProxyResults) -> dict[str, Any]:
+    """Return the results as JSON."""
     return {
         "plan": asdict(measured.plan),
         "server": measured.server,
@@ -340,14 +350,14 @@ def as_json(measured: Measured) -> dict[str, Any]:
 
 
 def main(
-    short: Annotated[bool, typer.Option("--short", help="Little of everything: only to see that it works.")] = False,
-    parts: Annotated[int, typer.Option(min=1_000, help="Of the table that is listed.")] = 100_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured ones; one more comes first.")] = 9,
-    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+    short: Annotated[bool, typer.Option("--short", help="Use small sizes, to check that it works.")] = False,
+    parts: Annotated[int, typer.Option(min=1_000, help="Parts of the listed table.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 9,
+    folder: Annotated[Path | None, typer.Option(help="Folder for temporary files, on a fast local disk.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the results as JSON.")] = None,
 ) -> None:
-    """Measure what requests through the proxy cost."""
-    plan = SHORT if short else Plan(parts=parts, rounds=rounds)
+    """Measure requests through the proxy."""
+    plan = SHORT if short else ProxyRun(parts=parts, rounds=rounds)
     console = Console(width=None if sys.stdout.isatty() else 140)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

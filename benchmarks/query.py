@@ -1,13 +1,13 @@
-"""What a query over a table costs, beside the same query over its bare Parquet files in the same run.
+"""Queries over a table, beside the same queries over its bare Parquet files in the same run.
 
     python -m benchmarks.query --scale 0.1 --parts 10000 --plot docs/images/query-pruning.png
 
-Three things, all read by DuckDB with as many threads as it takes. TPC-H: all 22 queries as they are, over tables and
-over views of the same files, the answers compared with the known ones. A selective question over a table of many parts:
-how many of them are opened with pruning and without, counted by the kernel in a folder, and by a proxy on an S3 server
-that lets each request wait. A small query of a table where nothing happens: what it costs to look whether that is so.
+All queries run in DuckDB with its default number of threads. TPC-H: all 22 queries, over tables and over views of the
+same files, with a check of the results. A selective query over a table of many parts: the parts opened with pruning and
+without, counted by the kernel in a folder, and by a proxy that delays each request to an S3 server. A small query of a
+table without new commits: the cost of the refresh.
 
-The ways take turns; results are medians. It ends with an error only when an answer is wrong.
+The ways take turns; results are medians. Only a wrong result is an error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
-from benchmarks import selective, tpch
-from benchmarks.rounds import run_rounds
-from benchmarks.selective import Asked, Look
-from benchmarks.tpch import Ratios
+from benchmarks.harness.rounds import run_rounds
+from benchmarks.queries import selective, tpch
+from benchmarks.queries.selective import QueryCost, RefreshCost
+from benchmarks.queries.tpch import Ratios
 
-__all__ = ["Measured", "Plan", "as_grids", "as_json", "draw", "measure"]
+__all__ = ["QueryResults", "QueryRun", "as_grids", "as_json", "draw", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured. `parts` are those of a table in a folder, `store_parts` of one in S3."""
+class QueryRun:
+    """The sizes of a run: `parts` of the table in a folder, `store_parts` of the one in S3."""
 
     scale: float
     rounds: int
@@ -47,23 +47,23 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class QueryResults:
     """All results."""
 
-    plan: Plan
+    plan: QueryRun
     tpch: list[Ratios]
-    local: list[Asked]
-    store: list[Asked]
-    looks: list[Look]
+    local: list[QueryCost]
+    store: list[QueryCost]
+    looks: list[RefreshCost]
 
 
-def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> Measured:
-    """Make tables in a folder, which is empty, and ask them. Raises AssertionError for a wrong answer."""
+def measure(plan: QueryRun, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> QueryResults:
+    """Create tables in an empty folder, and query them. Raises AssertionError for a wrong result."""
     on_step(f"TPC-H: making tables of scale {plan.scale:g}")
     with tpch.make_layouts(folder / "tpch", plan.scale) as layouts:
         results = run_rounds(tpch.cases(layouts), plan.rounds, on_step=on_step, only_reads=True)
         ratios = tpch.ratios(layouts, results)
-    return Measured(
+    return QueryResults(
         plan,
         ratios,
         selective.measure_local(folder / "local", plan.parts, on_step=on_step),
@@ -72,20 +72,20 @@ def measure(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda
     )
 
 
-# ------------------------------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------------------------------ output
 
 
-def fewer(measurement: Asked, all_asked: Sequence[Asked]) -> float:
-    """So many times fewer parts were opened than without pruning."""
-    return _bare(measurement, all_asked).files / max(measurement.files, 1)
+def fewer(measurement: QueryCost, all_costs: Sequence[QueryCost]) -> float:
+    """Return the factor by which pruning reduces the opened parts."""
+    return _bare(measurement, all_costs).files / max(measurement.files, 1)
 
 
-def _bare(measurement: Asked, all_asked: Sequence[Asked]) -> Asked:
-    return next(a for a in all_asked if a.question == measurement.question and a.way == selective.BARE)
+def _bare(measurement: QueryCost, all_costs: Sequence[QueryCost]) -> QueryCost:
+    return next(a for a in all_costs if a.question == measurement.question and a.way == selective.BARE)
 
 
-def as_grids(measured: Measured, versions: str) -> list[Grid]:
-    """The results for people."""
+def as_grids(measured: QueryResults, versions: str) -> list[Grid]:
+    """Return the results as tables."""
     plan = measured.plan
     return [
         _tpch_grid(measured.tpch, f"TPC-H {plan.scale:g}, ratio to bare files, median of {plan.rounds}; {versions}"),
@@ -130,7 +130,7 @@ def _meets(ratios: Ratios) -> bool:
     return max(ratios.total, ratios.median) <= tpch.GOAL
 
 
-def _selective_grid(measurement: Sequence[Asked], title: str) -> Grid:
+def _selective_grid(measurement: Sequence[QueryCost], title: str) -> Grid:
     grid = _grid(title, ["question", "way"], ["parts", "opened", "times fewer", "requests", "seconds", "ratio"])
     question = ""
     for one in measurement:
@@ -155,7 +155,7 @@ def _selective_grid(measurement: Sequence[Asked], title: str) -> Grid:
     return grid
 
 
-def _look_grid(looks: Sequence[Look], title: str) -> Grid:
+def _look_grid(looks: Sequence[RefreshCost], title: str) -> Grid:
     grid = _grid(title, ["place", "way"], ["ms, median", "ms, least", "requests"])
     for look in looks:
         summary = ", ".join(f"{number:g} {kind}" for kind, number in sorted((look.requests or {}).items()))
@@ -165,8 +165,8 @@ def _look_grid(looks: Sequence[Look], title: str) -> Grid:
     return grid
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
-    """The results for programs."""
+def as_json(measured: QueryResults) -> dict[str, Any]:
+    """Return the results as JSON."""
     return {
         "plan": asdict(measured.plan),
         "tpch": [
@@ -183,9 +183,9 @@ def as_json(measured: Measured) -> dict[str, Any]:
     }
 
 
-def draw(measured: Measured, target: Path) -> None:
-    """The ratios of the queries, and below them what is opened for a question, and how long that takes."""
-    from matplotlib.figure import Figure  # here, so that measuring alone does not need it
+def draw(measured: QueryResults, target: Path) -> None:
+    """Draw the ratios of the queries, and below them the opened parts and the time of selective queries."""
+    from matplotlib.figure import Figure  # measurements alone do not need it
 
     colours = ["#8a8f98", "#2b6ca3", "#d9822b", "#5c8a4d"]
     plan = measured.plan
@@ -236,28 +236,30 @@ def draw(measured: Measured, target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
-def _files(measurement: Asked) -> float:
+def _files(measurement: QueryCost) -> float:
     return measurement.files
 
 
-def _seconds(measurement: Asked) -> float:
+def _seconds(measurement: QueryCost) -> float:
     return measurement.median_seconds
 
 
 def main(
     scale: Annotated[float, typer.Option(help="TPC-H's scale factor: 0.01, 0.1 or 1.")] = 0.1,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of TPC-H; one more comes first.")] = 15,
-    parts: Annotated[int, typer.Option(min=9, help="Of the table in a folder.")] = 10_000,
-    store_parts: Annotated[int, typer.Option(min=9, help="Of the table in S3, all of which are opened.")] = 1_024,
-    latency_ms: Annotated[float, typer.Option(min=0, help="What each request to S3 waits.")] = 20,
-    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where to draw the results; takes matplotlib.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of TPC-H, after a warm-up round.")] = 15,
+    parts: Annotated[int, typer.Option(min=9, help="Parts of the table in a folder.")] = 10_000,
+    store_parts: Annotated[
+        int, typer.Option(min=9, help="Parts of the table in S3. All are opened without pruning.")
+    ] = 1_024,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Delay of each request to S3.")] = 20,
+    folder: Annotated[Path | None, typer.Option(help="Folder for temporary files, on a fast local disk.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for the plot. Needs matplotlib.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the results as JSON.")] = None,
 ) -> None:
-    """Measure what queries over tables cost."""
+    """Measure queries over tables."""
     if scale not in tpch.SCALES:
         raise typer.BadParameter(f"scale is {scale:g}: answers are known for {', '.join(map(str, tpch.SCALES))}")
-    plan = Plan(scale, rounds, parts, store_parts, latency_ms)
+    plan = QueryRun(scale, rounds, parts, store_parts, latency_ms)
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="icedb-query-", dir=folder) as name,

@@ -1,11 +1,11 @@
-"""What a table costs at a scale that nobody measures on a laptop: a year of commits, simulated by their requests.
+"""The costs of a table at a large scale: a year of commits, simulated by their requests.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --rate 250000 --every 10 --json
 
-What each operation asks of the store was counted on a real S3 server (`benchmarks.scale_requests`). Here its commits,
-merges, log merges, cleanups and drops are played for a year, five minutes at a time, with Dagster's default schedules.
-Beside it stands the same for a month on paper, in closed form. No row is written and nothing is asked of any store.
+The requests of each operation were counted on a real S3 server (`benchmarks.scale_requests`). The simulation runs
+commits, merges (compactions), log merges, cleanups and drops for a year in steps of five minutes, with Dagster's
+default schedules. Beside it are the figures of a month in closed form. No row is written, and no store is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from icedb.format.timing import Timing
 from icedb.operations.retention.merge_log import LOG_FILES_MIN
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, TINY_BYTES, TieredMerge
 
-__all__ = ["LOADS", "Inputs", "Load", "Outcome", "Prices", "on_paper", "simulate"]
+__all__ = ["LOADS", "Inputs", "Load", "MonthlyCosts", "Prices", "on_paper", "simulate"]
 
 STEP_S = 300
 DAY_S = 86_400
@@ -36,28 +36,28 @@ MONTH_S = 30 * DAY_S
 YEAR_DAYS = 365
 CLEANUP_S = 6 * 3_600
 GB = 1_000_000_000
-# A listing gives a thousand objects a request, and a deletion takes as many.
+# Objects of a listing request and of a deletion request.
 PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of S3 Standard in us-east-1, as listed: dollars. Requests that delete are free."""
+    """The list prices of S3 Standard in us-east-1, in dollars. Deletions are free."""
 
     put: float = 0.005 / 1_000
     get: float = 0.0004 / 1_000
     gb_month: float = 0.023
 
     def of(self, kind: str) -> float:
-        """A request of a kind."""
+        """Return the price of a request."""
         return {"PUT": self.put, "LIST": self.put, "GET": self.get, "HEAD": self.get}.get(kind, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What was measured elsewhere, and what is assumed of the rest; to be replaced by your own.
+    """Measured and assumed figures, to be replaced by your own.
 
-    Rows per second are those of two processors, `busy` the share of the time in which they should have work.
+    Rows per second are those of two processors. `busy` is the share of the time in which they have work.
     """
 
     event_bytes: float = 40
@@ -65,22 +65,22 @@ class Inputs:
     merge_rows_s: float = 1_400_000
     busy: float = 0.7
     keep_days: int = 30
-    #: Programs that follow the table, and how often each looks.
+    #: Programs that follow the table, and the interval of their refreshes.
     readers: int = 10
     refresh_s: float = 60
-    #: Of the log: a part's line, the rest of an append's log file; and what a part takes in the memory of a reader.
+    #: Bytes of a part's line in the log, of the rest of an append's log file, and of a part in a reader's memory.
     line_bytes: float = 250
     header_bytes: float = 170
     state_bytes: float = 160
-    #: To open a table, for each live part, by a reader that decodes the log.
+    #: The time to open a table, for each live part.
     open_s_per_part: float = 2.2e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How rows arrive: a commit every so many seconds, of all writers together, with a part for each of `partitions`.
+    """The rate and the interval of commits of all writers together. Each commit has a part for each of `partitions`.
 
-    Partitions are days; several of a day when there is another partition column.
+    Partitions are days, or several for a day with another partition column.
     """
 
     events_per_second: float
@@ -89,11 +89,11 @@ class Load:
     part_bytes_max: int = PART_BYTES_MAX
 
     def part_bytes(self, inputs: Inputs) -> float:
-        """Of each part of an append."""
+        """The bytes of each part of an append."""
         return self.events_per_second * self.every_s * inputs.event_bytes / self.partitions
 
 
-#: 1k, 100k and 10M events a second; the latter also in larger parts.
+#: 1k, 100k and 10M events a second, the latter also with larger parts.
 LOADS: Mapping[str, Load] = {
     "1k": Load(1_000, 30),
     "100k": Load(100_000, 5),
@@ -103,8 +103,8 @@ LOADS: Mapping[str, Load] = {
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a month costs, and what the table is like. Requests and dollars are of 30 days, by kind."""
+class MonthlyCosts:
+    """The costs of a month, and the state of the table. Requests and dollars are those of 30 days, by kind."""
 
     requests: dict[str, float]
     dollars: dict[str, float]
@@ -112,11 +112,11 @@ class Outcome:
     batch_rows: float
     part_bytes: float
     bytes_per_day: float
-    #: How often each byte is written after its insert.
+    #: The write amplification: how often each byte is written after its insert.
     rewrites: float
     live_parts: float
     stored_bytes: float
-    #: What an exclusive commit lists, and what whoever opens the table fetches.
+    #: The log files that an exclusive commit lists, and those that an opening of the table fetches.
     stored_log_files: float
     log_files: float
     open_s: float
@@ -126,13 +126,13 @@ class Outcome:
 
     @property
     def total_dollars(self) -> float:
-        """A month's."""
+        """The dollars of a month."""
         return sum(self.dollars.values())
 
 
 @dataclass(slots=True)
 class _Small:
-    """The parts of one partition that are not full, by the tier in which they are; the last ends at a full part."""
+    """The parts of a partition that are not full, by tier. The last tier ends at a full part."""
 
     limits: Sequence[float]
     counts: list[float] = field(default_factory=list)
@@ -142,16 +142,16 @@ class _Small:
         self.clear()
 
     def clear(self) -> None:
-        """As if the partition were another one."""
+        """Start another partition."""
         self.counts, self.sizes = [0.0] * len(self.limits), [0.0] * len(self.limits)
 
     def add(self, count: float, size: float) -> None:
-        """Parts of an append, of so many bytes together."""
+        """Add the parts of an append, by their total bytes."""
         self.counts[0] += count
         self.sizes[0] += size
 
     def merge(self) -> tuple[float, float, float]:
-        """What the planner would merge now: groups, inputs and bytes."""
+        """Merge like the planner. Return the groups, inputs and bytes."""
         for tier in reversed(range(len(self.limits))):
             size, count = sum(self.sizes[: tier + 1]), sum(self.counts[: tier + 1])
             full = tier == len(self.limits) - 1
@@ -171,7 +171,7 @@ class _Small:
 
 
 def limits_of(part_bytes: float, part_bytes_max: int) -> list[float]:
-    """The limits that a part of an append has above it, the least first; none when it is full from the start."""
+    """Return the size limits above a part of an append, ascending; none if it is full from the start."""
     limits, limit = [], float(part_bytes_max)
     while limit > max(part_bytes, TINY_BYTES):
         limits.append(limit)
@@ -186,8 +186,8 @@ def simulate(
     inputs: Inputs | None = None,
     prices: Prices | None = None,
     costs: Costs | None = None,
-) -> Outcome:
-    """Play so many days; requests are told as of 30 days, sizes as they are in the end."""
+) -> MonthlyCosts:
+    """Simulate so many days. Requests are scaled to 30 days; sizes are those at the end."""
     inputs, costs = inputs or Inputs(), costs or read_costs()
     played = _Year(load, inputs, costs)
     for step in range(days * DAY_S // STEP_S):
@@ -207,7 +207,7 @@ def simulate(
 
 
 class _Year:
-    """The table between two steps of five minutes."""
+    """The simulated table."""
 
     def __init__(self, load: Load, inputs: Inputs, costs: Costs) -> None:
         self._load, self._inputs, self._costs = load, inputs, costs
@@ -217,12 +217,12 @@ class _Year:
         self.inserted = self.rewritten = 0.0
         self.parts_of_day: list[float] = [0.0]
         self.dead_bytes = self._dead_before = 0.0
-        #: Log files that count, and those that were replaced and are still stored.
+        #: Log files that readers fetch, and replaced ones that are still stored.
         self._to_read = self._replaced = self._replaced_before = 0.0
         self.most_log_files = self.most_to_read = 0.0
 
     def step(self, step: int) -> None:
-        """Appends and looks of five minutes, then the jobs that are due."""
+        """Simulate the appends and refreshes of five minutes, then the jobs that are due."""
         seconds = step * STEP_S
         if step and seconds % DAY_S == 0:
             self._next_day()
@@ -257,7 +257,7 @@ class _Year:
         self.most_to_read = max(self.most_to_read, self._to_read)
 
     def _open(self) -> None:
-        """Each job is a process that has seen nothing; it asks whether the store refuses to overwrite, too."""
+        """Count the requests of a job's start: a new process reads the log, and checks the store's create-only puts."""
         self._ask("open", pages=self._pages(), log_file=self._to_read)
         self.requests["PUT"] += 1
 
@@ -270,12 +270,12 @@ class _Year:
         self.rewritten += size
         self.parts_of_day[-1] += groups - parts
         self.dead_bytes += size
-        # The log files of the parts that were merged; those of bare appends have no other line.
+        # The log files of the merged parts. Those of appends have no other lines.
         gone = min(self._to_read, merged[1])
         self._replaced, self._to_read = self._replaced + gone, self._to_read - gone + 1
 
     def _clean(self) -> None:
-        """What was superseded before the last cleanup, and an hour's share less of what came since."""
+        """Delete objects that were superseded before the grace period."""
         share = 1 - 3_600 / CLEANUP_S
         deleted = self._replaced_before + (self._replaced - self._replaced_before) * share
         self._open()
@@ -288,7 +288,7 @@ class _Year:
         self._dead_before = self.dead_bytes
 
     def _next_day(self) -> None:
-        """What is left of the day becomes one part; the oldest day is dropped."""
+        """Merge the rest of the day into one part, and drop the oldest day."""
         left = sum(self._small.counts), sum(self._small.sizes)
         if left[0] > 1:
             self._merge((1, *left))
@@ -303,13 +303,13 @@ class _Year:
 
 def on_paper(
     load: Load, *, inputs: Inputs | None = None, prices: Prices | None = None, costs: Costs | None = None
-) -> Outcome:
-    """The same in closed form. Jobs find each limit reached at once, and nothing is left over at midnight."""
+) -> MonthlyCosts:
+    """Compute the same in closed form. Each limit is reached exactly, and nothing remains at midnight."""
     inputs, costs = inputs or Inputs(), costs or read_costs()
     part_bytes, commits = load.part_bytes(inputs), MONTH_S / load.every_s
     limits = limits_of(part_bytes, load.part_bytes_max)
     month_bytes = load.events_per_second * MONTH_S * inputs.event_bytes
-    # Of each tier, what comes out is what goes into the next.
+    # The output of each tier is the input of the next.
     outputs = [month_bytes / limit for limit in limits]
     merged = sum([commits * load.partitions, *outputs][: len(limits)])
     steps = MONTH_S / STEP_S
@@ -364,11 +364,11 @@ def _outcome(
     dead_bytes: float,
     stored_log_files: float,
     log_files: float,
-) -> Outcome:
+) -> MonthlyCosts:
     bytes_per_day = load.events_per_second * DAY_S * inputs.event_bytes
     stored_bytes = bytes_per_day * inputs.keep_days + dead_bytes
     dollars = {kind: n * prices.of(kind) for kind, n in requests.items() if prices.of(kind)}
-    return Outcome(
+    return MonthlyCosts(
         requests=dict(sorted(requests.items())),
         dollars=dict(sorted(dollars.items())) | {"storage": stored_bytes / GB * prices.gb_month},
         commits_per_second=1 / load.every_s,
@@ -390,8 +390,8 @@ def _outcome(
 # ------------------------------------------------------------------------------------------------ by itself
 
 
-def draw(outcomes: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder: Path) -> None:
-    """Two plots: `scale-money.png`, what a month costs by kind; `scale-interval.png`, over how often is committed."""
+def draw(outcomes: Mapping[str, MonthlyCosts], inputs: Inputs, prices: Prices, folder: Path) -> None:
+    """Draw `scale-money.png`, the costs of a month by kind, and `scale-interval.png`, the costs by commit interval."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -429,23 +429,25 @@ def draw(outcomes: Mapping[str, Outcome], inputs: Inputs, prices: Prices, folder
 
 
 def main(
-    rate: Annotated[float | None, typer.Option(help="Events a second, in the place of the usual ones.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Events a second, instead of the default loads.")] = None,
     every: Annotated[float, typer.Option(help="With --rate: seconds between commits.")] = 30,
-    partitions: Annotated[int, typer.Option(min=1, help="With --rate: partitions that each commit has rows of.")] = 1,
-    part_bytes_max: Annotated[int, typer.Option(help="With --rate: of a full part.")] = PART_BYTES_MAX,
-    days: Annotated[int, typer.Option(min=1, help="How long is simulated.")] = YEAR_DAYS,
-    keep_days: Annotated[int, typer.Option(min=1, help="Then a day is dropped.")] = Inputs().keep_days,
-    event_bytes: Annotated[float, typer.Option(help="Of an event in Parquet.")] = Inputs().event_bytes,
-    insert_rows: Annotated[float, typer.Option(help="A second, on two processors.")] = Inputs().insert_rows_s,
-    merge_rows: Annotated[float, typer.Option(help="A second, on two processors.")] = Inputs().merge_rows_s,
-    readers: Annotated[int, typer.Option(min=0, help="Programs that look every minute.")] = Inputs().readers,
+    partitions: Annotated[int, typer.Option(min=1, help="With --rate: partitions of each commit.")] = 1,
+    part_bytes_max: Annotated[int, typer.Option(help="With --rate: bytes of a full part.")] = PART_BYTES_MAX,
+    days: Annotated[int, typer.Option(min=1, help="Days to simulate.")] = YEAR_DAYS,
+    keep_days: Annotated[int, typer.Option(min=1, help="Days after which a day is dropped.")] = Inputs().keep_days,
+    event_bytes: Annotated[float, typer.Option(help="Bytes of an event in Parquet.")] = Inputs().event_bytes,
+    insert_rows: Annotated[
+        float, typer.Option(help="Inserted rows a second, on two processors.")
+    ] = Inputs().insert_rows_s,
+    merge_rows: Annotated[float, typer.Option(help="Merged rows a second, on two processors.")] = Inputs().merge_rows_s,
+    readers: Annotated[int, typer.Option(min=0, help="Programs that refresh every minute.")] = Inputs().readers,
     put_price: Annotated[float, typer.Option(help="Dollars for 1,000 PUT or LIST.")] = 0.005,
     get_price: Annotated[float, typer.Option(help="Dollars for 1,000 GET or HEAD.")] = 0.0004,
     storage_price: Annotated[float, typer.Option(help="Dollars for a GB and month.")] = Prices().gb_month,
-    plots: Annotated[Path | None, typer.Option(help="Draw into this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="All figures, for programs.")] = False,
+    plots: Annotated[Path | None, typer.Option(help="Folder for the plots.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
-    """Requests, bytes and money of a month, simulated and on paper."""
+    """Print the requests, bytes and costs of a month, simulated and in closed form."""
     inputs = replace(
         Inputs(),
         event_bytes=event_bytes,
@@ -467,8 +469,8 @@ def main(
         draw(outcomes, inputs, prices, plots)
 
 
-def _grid(outcomes: Mapping[str, Outcome], paper: Mapping[str, Outcome]) -> Grid:
-    """A column for each load; requests and dollars in brackets are those on paper."""
+def _grid(outcomes: Mapping[str, MonthlyCosts], paper: Mapping[str, MonthlyCosts]) -> Grid:
+    """Return a table with a column for each load. Requests and dollars in brackets are those in closed form."""
     grid = Grid("30 days, simulated (on paper); events a second:", box=SIMPLE_HEAD)
     for name in outcomes:
         grid.add_column(name, justify="right")
@@ -489,7 +491,7 @@ def _both(simulated: Mapping[str, float], paper: Mapping[str, float], kind: str,
     return f"{simulated.get(kind, 0.0):{form}} ({paper.get(kind, 0.0):{form}})"
 
 
-_FIGURES: Mapping[str, Callable[[Outcome], str]] = {
+_FIGURES: Mapping[str, Callable[[MonthlyCosts], str]] = {
     "commits a second": lambda o: f"{o.commits_per_second:.3g}",
     "rows of a commit": lambda o: f"{o.batch_rows:,.0f}",
     "GB a day": lambda o: f"{o.bytes_per_day / GB:,.1f}",

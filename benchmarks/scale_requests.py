@@ -1,9 +1,9 @@
-"""What each operation asks of an S3 server: counted on a real one, and kept in `scale_requests.json`.
+"""The requests of each operation, counted on a real S3 server and stored in `scale_requests.json`.
 
     python -m benchmarks.scale_requests --write
 
-A count is so many `each` time, and so many for each part, log file and so on. Operations are counted in two or more
-sizes, and what differs between them tells the latter.
+A count has a fixed number (`each`), and a number for each part, log file and so on. Operations are counted in several
+sizes, whose differences determine the latter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.slow_store import BUCKET, s3_server, storage_options
+from benchmarks.harness.slow_store import BUCKET, s3_server, storage_options
 from icedb import Table
 from tests.support.object_stores.counting_proxy import CountingProxy
 
@@ -24,25 +24,25 @@ __all__ = ["TABLE", "Costs", "count_all", "read_costs", "requests_of"]
 
 TABLE = Path(__file__).with_suffix(".json")
 
-#: Operation -> kind of request -> unit -> how many for each; the unit `each` is the operation itself.
+#: Operation -> kind of request -> unit -> requests for each. The unit `each` is the operation itself.
 Costs = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
 def read_costs() -> Costs:
-    """What was counted."""
+    """Return the stored counts."""
     counted: Costs = json.loads(TABLE.read_text())
     return counted
 
 
 def requests_of(costs: Costs, operation: str, **units: float) -> dict[str, float]:
-    """How many requests of each kind one operation makes, with so many of each unit."""
+    """Return the requests of an operation by kind, for a number of each unit."""
     unit_counts = {"each": 1.0, **units}
     return {kind: sum(n * unit_counts[unit] for unit, n in of.items()) for kind, of in costs[operation].items()}
 
 
 def count_all(proxy: CountingProxy, root: str, options: Mapping[str, str]) -> Costs:
-    """Count everything below an address whose server is reached through the proxy."""
-    world = _World(proxy, root, dict(options))
+    """Count all operations, in tables below an address, through the proxy."""
+    world = _OperationCounts(proxy, root, dict(options))
     return {
         "append": _solve({"each": 1, "part": 1}, {"each": 1, "part": 3}, count=world.append),
         "open": _solve({"each": 1, "log_file": 1}, {"each": 1, "log_file": 4}, count=world.open),
@@ -59,8 +59,8 @@ def count_all(proxy: CountingProxy, root: str, options: Mapping[str, str]) -> Co
     }
 
 
-class _World:
-    """Makes a table for each count. Whatever is counted is done by a handle that has seen the log."""
+class _OperationCounts:
+    """The counts of operations, each in a new table, with a handle that has read the log."""
 
     def __init__(self, proxy: CountingProxy, root: str, options: dict[str, str]) -> None:
         self._proxy, self._root, self._options = proxy, root, options
@@ -128,7 +128,7 @@ class _World:
 
 
 def _solve(*sizes: Mapping[str, int], count: Callable[..., dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Each size after the first has one unit more, or more of one: what is counted more is that unit's."""
+    """Return the requests of each unit. Each size has more of one unit than the size before."""
     before, counted = sizes[0], count(**sizes[0])
     extra: dict[str, dict[str, int]] = {}
     for size in sizes[1:]:
@@ -149,13 +149,13 @@ def _solve(*sizes: Mapping[str, int], count: Callable[..., dict[str, int]]) -> d
 
 def _expect(so: bool) -> None:
     if not so:
-        raise RuntimeError("an operation did something else than what is to be counted")
+        raise RuntimeError("an operation made other changes than expected")
 
 
 def main(
-    write: Annotated[bool, typer.Option("--write", help="Keep what is counted, for `benchmarks.scale`.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the counts, for `benchmarks.scale`.")] = False,
 ) -> None:
-    """Count, and say whether anything differs from what was kept."""
+    """Count, and compare with the stored counts."""
     with (
         tempfile.TemporaryDirectory() as folder,
         s3_server(Path(folder) / "s3") as endpoint,

@@ -3,9 +3,9 @@
     python -m benchmarks.spark --rows 10000000 --rounds 3
     python -m benchmarks.spark --only write --json write.json
 
-All of it on this machine: Spark as `local[2]`, tables in a local folder. Nobody forces files to disk (Spark does not,
-so our tables are told `fsync=false`), and everything that is read has been read before. The cases of a group take
-turns, after a round that is not counted; the result is the median of the rounds. Each answer is checked.
+Spark runs as `local[2]` on this machine, and tables are in a local folder. No way syncs files to disk: Spark does not,
+so our tables have `fsync=false`. All files are in the page cache. The cases of a group take turns after a warm-up
+round, and the result is the median of the rounds. Each result is checked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 import icedb.spark
-from benchmarks.events import PARTITION_BY, SORT_BY, Events, make_events
-from benchmarks.rounds import Case, Footprint, Result, Work, run_rounds
+from benchmarks.harness.events import PARTITION_BY, SORT_BY, Events, make_events
+from benchmarks.harness.rounds import Case, Footprint, Result, Work, run_rounds
 from icedb import Table
 from icedb.spark.java import prepare_environment
 
@@ -42,31 +42,31 @@ Group = Literal["write", "read", "merge"]
 GROUPS: tuple[Group, ...] = ("write", "read", "merge")
 
 UNSYNCED = {"fsync": "false"}
-# How many batches a table has got before it is merged.
+# Batches of a table before its merge.
 BATCHES = 6
 MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all cases share. `work` is an empty folder of this run."""
+    """The environment of all cases. `work` is an empty folder."""
 
     spark: SparkSession
     events: Events
     work: Path
 
     def frame(self) -> DataFrame:
-        """The events, as Spark reads them."""
+        """The events as a Spark data frame."""
         return self.spark.read.parquet(str(self.events.folder))
 
     def check(self, rows: int) -> None:
-        """Speed is of no use to an answer that is wrong."""
+        """Raise AssertionError unless the result is right."""
         if rows != self.events.rows:
             raise AssertionError(f"{rows:,} rows instead of {self.events.rows:,}")
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """An address that nothing is at; emptied afterwards."""
+        """Yield a new address, which is emptied afterwards."""
         path = self.work / "case"
         try:
             yield path
@@ -74,7 +74,7 @@ class Bench:
             shutil.rmtree(path, ignore_errors=True)
 
     def new_table(self, path: Path) -> Table:
-        """An empty table."""
+        """Create an empty table."""
         return Table.create(path, partition_by=[PARTITION_BY], sort_by=SORT_BY, storage_options=UNSYNCED)
 
 
@@ -82,7 +82,7 @@ class Bench:
 
 
 def write_cases(bench: Bench) -> list[Case]:
-    """Unsorted rows of all days become sorted, zstd-compressed Parquet files, a folder for each day."""
+    """Return cases that write unsorted rows as sorted, zstd-compressed Parquet files, a folder for each day."""
     return [
         Case("write", "Spark alone", partial(_written_by, bench, _spark_alone)),
         Case("write", "icedb, not distributed", partial(_written_as_table, bench, "none"), goal=0.55),
@@ -137,7 +137,7 @@ def _written_as_table(bench: Bench, distribution: Literal["none", "partition"]) 
 
 
 def read_cases(bench: Bench) -> list[Case]:
-    """The same files each time: as a plain folder, and as the live parts of a table."""
+    """Return cases that read the same files as a plain folder, and as the live parts of a table."""
     path, plain = bench.work / "read", bench.work / "plain"
     table = bench.new_table(path)
     icedb.spark.write(bench.frame(), path, distribution="partition", storage_options=UNSYNCED)
@@ -182,7 +182,7 @@ def _scan(frame: DataFrame) -> None:
 
 
 def merge_cases(bench: Bench) -> list[Case]:
-    """A table of several batches, each with rows of all days, becomes one part for each day."""
+    """Return cases that merge a table of several batches of all days into one part for each day."""
     from icedb.spark import SparkEngine
 
     original = bench.work / "batches"
@@ -230,7 +230,7 @@ def _merged_by_duckdb(bench: Bench, table: Table) -> Iterator[Work]:
 @contextmanager
 def _merged(bench: Bench, original: Path, arguments: Callable[[], dict[str, Any]]) -> Iterator[Work]:
     with bench.folder() as path:
-        shutil.copytree(original, path, copy_function=os.link)  # nothing of a table is ever changed in its place
+        shutil.copytree(original, path, copy_function=os.link)  # files are never changed in place
         table = Table.open(path, storage_options=UNSYNCED)
 
         def work() -> Callable[[], Footprint]:
@@ -246,12 +246,12 @@ def _merged(bench: Bench, original: Path, arguments: Callable[[], dict[str, Any]
         yield work
 
 
-# ------------------------------------------------------------------------------------------ what is left behind
+# ------------------------------------------------------------------------------------------ footprint
 
 
 @contextmanager
 def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
-    """As many threads as Spark has."""
+    """Set as many threads as Spark has."""
     with duckdb.connect(config={"threads": 2}) as con:
         con.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         yield con
@@ -286,9 +286,9 @@ def measure(
     cache: Path | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """Run the groups. `cache`: where the events are kept for the next run, and where the tables go meanwhile."""
+    """Run the groups. The folder `cache` keeps the events for the next run, and has the tables of this one."""
     cache = cache or Path(tempfile.gettempdir(), "icedb-benchmarks")
-    on_step(f"making {rows:,} events, unless they are in {cache} already")
+    on_step(f"generating {rows:,} events, unless {cache} has them")
     events = make_events(cache, rows)
     with tempfile.TemporaryDirectory(prefix="run-", dir=cache) as folder, _session(Path(folder)) as spark:
         bench = Bench(spark, events, Path(folder))
@@ -303,12 +303,12 @@ def _session(folder: Path) -> AbstractContextManager[SparkSession]:
     prepare_environment()
     settings = {
         "spark.master": "local[2]",
-        "spark.driver.memory": "4g",  # Spark's own sort shall not spill
+        "spark.driver.memory": "4g",  # Spark's own sort must not spill
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(folder / "spark"),
         "spark.log.level": "ERROR",
-        "spark.sql.files.maxPartitionBytes": str(32 * MIB),  # eight tasks, for all alike: two processors, no straggler
+        "spark.sql.files.maxPartitionBytes": str(32 * MIB),  # eight tasks for all ways: two processors, no straggler
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -322,12 +322,12 @@ def _session(folder: Path) -> AbstractContextManager[SparkSession]:
 
 
 def ratio(result: Result, results: Sequence[Result]) -> float:
-    """To the first case of its group."""
+    """Return the ratio to the first case of the group."""
     return result.median_seconds / next(r for r in results if r.case.group == result.case.group).median_seconds
 
 
 def as_grid(results: Sequence[Result], title: str) -> Grid:
-    """The results for people. `worker`: MiB of resident memory of the Python worker that took most."""
+    """Return the results as a table. `worker` is the peak resident memory of a Python worker in MiB."""
     grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("case", "seconds", "ratio", "goal", "files", "MiB", "worker"):
         grid.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
@@ -349,7 +349,7 @@ def as_grid(results: Sequence[Result], title: str) -> Grid:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The results for programs."""
+    """Return the results as JSON."""
     return [
         {
             "group": r.case.group,
@@ -367,11 +367,13 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def main(
-    rows: Annotated[int, typer.Option(min=1000, help="Events to measure with.")] = 10_000_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; one more comes first.")] = 3,
-    only: Annotated[list[str] | None, typer.Option(help="write, read or merge; may be repeated.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="For events and tables: a fast local disk.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+    rows: Annotated[int, typer.Option(min=1000, help="Number of events.")] = 10_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Measure this group: write, read or merge. May be repeated.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder for events and tables, on a fast local disk.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the results as JSON.")] = None,
 ) -> None:
     """Measure writing, reading and merging on Spark."""
     console = Console()

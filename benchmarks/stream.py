@@ -1,11 +1,11 @@
-"""How soon a stream's rows can be read, while the table is merged and cleaned up beside it.
+"""The latency of a Spark stream into a table that is merged and cleaned up at the same time.
 
     python -m benchmarks.stream --minutes 20 --speedup 4 --plot docs/images/stream-latency.png
 
-Files of events arrive in a folder at a steady rate, and a Spark stream writes them to a table. For each file: the time
-from its arrival, which is its renaming into the folder, until a reader who looks again and again finds its rows in a
-snapshot. Everything is on this machine: Spark as `local[2]`, a table in a local folder, where each part and log file is
-forced to disk. A first file, which warms everything up, is not counted. At the end all rows are counted.
+Files of events arrive in a folder at a steady rate, and a Spark stream writes them to a table. The latency of a file is
+the time from its renaming into the folder until a polling reader has its rows in a snapshot. Spark runs as `local[2]`
+on this machine. The table is in a local folder, and each part and log file is synced to disk. A first file warms up and
+is not measured. At the end all rows are counted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rich.table import Table as Grid
 from icedb import Table, Timing
 from icedb.spark.java import prepare_environment
 
-__all__ = ["Measured", "Plan", "draw", "measure"]
+__all__ = ["StreamResults", "StreamRun", "draw", "measure"]
 
-# So that cleanup has something to do within minutes.
+# Short, so that cleanup deletes objects within minutes.
 TIMING = Timing(max_skew_ms=1_000, commit_timeout_ms=5_000, grace_ms=20_000)
-# How often the reader looks: no latency is told more exactly.
-LOOK_SECONDS = 0.05
+# The interval of the reader's polls, which is the resolution of latencies.
+POLL_SECONDS = 0.05
 SAMPLE_SECONDS = 1.0
-# After the last arrival, for the stream to come to its end.
+# Time for the stream to process the last arrival.
 PATIENCE_SECONDS = 120
 PERCENTILES = (50, 90, 99, 100)
 WARM_UP = -1
@@ -49,8 +49,8 @@ SCHEMA = "file long, ts timestamp, user_id long, event string, amount double"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What arrives, and what is done to the table. `every` and `minutes` are of the events' time, `speedup` as fast."""
+class StreamRun:
+    """The arrivals, and the maintenance of the table. `every` and `minutes` are times of events."""
 
     minutes: float
     every: float
@@ -60,18 +60,18 @@ class Plan:
 
     @property
     def files(self) -> int:
-        """How many arrive, and are counted."""
+        """The number of measured files."""
         return max(1, round(self.minutes * 60 / self.every))
 
     @property
     def pause(self) -> float:
-        """Real seconds from one arrival to the next."""
+        """The real seconds between two arrivals."""
         return self.every / self.speedup
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The table at one moment: real seconds since the first arrival, live parts, log files in the store."""
+    """The table at a time: real seconds since the first arrival, live parts, stored log files."""
 
     second: float
     parts: int
@@ -79,42 +79,43 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Measured:
-    """Times are of one clock, in seconds; files by their numbers."""
+class StreamResults:
+    """The times of a run in seconds, by one clock, and the files by number."""
 
-    plan: Plan
+    plan: StreamRun
     arrived: dict[int, float] = field(default_factory=dict)
     visible: dict[int, float] = field(default_factory=dict)
-    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    #: Clock, live parts, log files.
+    readings: list[tuple[float, int, int]] = field(default_factory=list)
     maintained: list[float] = field(default_factory=list)
 
     @property
     def latencies(self) -> list[float]:
-        """Of the files, in the order of their arrival."""
+        """The latencies of the files, in the order of their arrival."""
         return [self.visible[n] - self.arrived[n] for n in range(self.plan.files)]
 
     @property
     def samples(self) -> list[Sample]:
-        """From the first arrival to the last."""
+        """The table from the first arrival to the last."""
         first, last = self.arrived[0], self.arrived[self.plan.files - 1]
-        return [Sample(at - first, parts, logs) for at, parts, logs in self.looks if first <= at <= last]
+        return [Sample(at - first, parts, logs) for at, parts, logs in self.readings if first <= at <= last]
 
     def minute(self, number: int) -> float:
-        """When a file arrived, in the events' time."""
+        """Return the arrival of a file in the events' time."""
         return number * self.plan.every / 60
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that so many percent of them do not exceed."""
+    """Return a percentile by the nearest rank."""
     return sorted(values)[max(0, ceil(len(values) * percent / 100) - 1)]
 
 
-# ------------------------------------------------------------------------------------------ what happens at once
+# ------------------------------------------------------------------------------------------ concurrent work
 
 
-def measure(plan: Plan, folder: Path) -> Measured:
-    """Let files arrive in `folder`, which is empty, and watch them come through. Raises AssertionError."""
-    measured, over = Measured(plan), threading.Event()
+def measure(plan: StreamRun, folder: Path) -> StreamResults:
+    """Measure the latencies of files that arrive in an empty folder. Raises AssertionError for wrong rows."""
+    measured, over = StreamResults(plan), threading.Event()
     staged, files = folder / "staged", folder / "files"
     files.mkdir()
     _make_files(plan, staged)
@@ -143,8 +144,8 @@ def measure(plan: Plan, folder: Path) -> Measured:
     return measured
 
 
-def _make_files(plan: Plan, staged: Path) -> None:
-    """One for each number, with events spread over its share of time."""
+def _make_files(plan: StreamRun, staged: Path) -> None:
+    """Write a file for each number, with events spread over its share of time."""
     staged.mkdir()
     with duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
@@ -169,7 +170,7 @@ def _name(folder: Path, number: int) -> Path:
     return folder / f"{number - WARM_UP:06}.parquet"
 
 
-def _arrive(measured: Measured, number: int, staged: Path, files: Path) -> None:
+def _arrive(measured: StreamResults, number: int, staged: Path, files: Path) -> None:
     _name(staged, number).rename(_name(files, number))
     measured.arrived[number] = time.monotonic()
 
@@ -186,24 +187,24 @@ def _stream(spark: SparkSession, files: Path, path: Path, checkpoint: Path) -> I
         query.stop()
 
 
-def _watch(table: Table, measured: Measured, over: threading.Event) -> None:
-    """A reader: takes snapshots, and looks what files the parts are of that it has not seen yet."""
-    seen: set[str] = set()
+def _watch(table: Table, measured: StreamResults, over: threading.Event) -> None:
+    """Poll snapshots, and record the files of new parts."""
+    read_keys: set[str] = set()
     with duckdb.connect(config={"threads": 1}) as con:
-        while not over.wait(LOOK_SECONDS):
+        while not over.wait(POLL_SECONDS):
             snapshot = table.snapshot()
             now = time.monotonic()
-            new = [part for part in snapshot.parts if part.key not in seen]
-            seen.update(part.key for part in new)
+            new = [part for part in snapshot.parts if part.key not in read_keys]
+            read_keys.update(part.key for part in new)
             query = "SELECT DISTINCT file FROM read_parquet(?, hive_partitioning = false)"
             for (number,) in con.execute(query, [[p.path for p in new]]).fetchall() if new else []:
                 measured.visible.setdefault(number, now)
-            if not measured.looks or now - measured.looks[-1][0] >= SAMPLE_SECONDS:
+            if not measured.readings or now - measured.readings[-1][0] >= SAMPLE_SECONDS:
                 log_files = len(table.handle.store.list(table.handle.keys.log_prefix))
-                measured.looks.append((now, len(snapshot.parts), log_files))
+                measured.readings.append((now, len(snapshot.parts), log_files))
 
 
-def _maintain(table: Table, measured: Measured, over: threading.Event) -> None:
+def _maintain(table: Table, measured: StreamResults, over: threading.Event) -> None:
     while not over.wait(measured.plan.maintain_every):
         table.merge()
         table.merge_log()
@@ -211,7 +212,7 @@ def _maintain(table: Table, measured: Measured, over: threading.Event) -> None:
         measured.maintained.append(time.monotonic())
 
 
-def _await_all(measured: Measured, numbers: Sequence[int], helpers: Sequence[Future[None]]) -> None:
+def _await_all(measured: StreamResults, numbers: Sequence[int], helpers: Sequence[Future[None]]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while missing := [n for n in numbers if n not in measured.visible]:
         for helper in helpers:
@@ -221,11 +222,11 @@ def _await_all(measured: Measured, numbers: Sequence[int], helpers: Sequence[Fut
             raise AssertionError(
                 f"{len(missing)} of {len(numbers)} files are not in the table, the first: {missing[0]}"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def _check(table: Table, plan: Plan) -> None:
-    """Speed is of no use to a table that is wrong."""
+def _check(table: Table, plan: StreamRun) -> None:
+    """Raise AssertionError unless the table has the right rows."""
     rows = table.query("SELECT count(*), count(DISTINCT file) FROM t").fetchall()
     expected = [((plan.files + 1) * plan.rows, plan.files + 1)]
     if rows != expected:
@@ -253,12 +254,12 @@ def _session(folder: Path) -> SparkSession:
     return builder.getOrCreate()  # a session is a context that stops it
 
 
-# ------------------------------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------------------------------ output
 
 
-def draw(measured: Measured, target: Path) -> None:
-    """The latencies over time and by percentile, and below them what the table consisted of."""
-    from matplotlib.figure import Figure  # here, so that measuring alone does not need it
+def draw(measured: StreamResults, target: Path) -> None:
+    """Draw the latencies over time and by percentile, and below them the parts and log files of the table."""
+    from matplotlib.figure import Figure  # measurements alone do not need it
 
     blue, orange, grey, red = "#2b6ca3", "#d9822b", "#8a8f98", "#b03a48"
     plan, latencies = measured.plan, measured.latencies
@@ -312,12 +313,12 @@ def draw(measured: Measured, target: Path) -> None:
 
 
 def as_word(percent: int) -> str:
-    """A percentile's name."""
+    """Return the name of a percentile."""
     return {50: "median", 100: "max"}.get(percent, f"p{percent}")
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
-    """The results for programs."""
+def as_json(measured: StreamResults) -> dict[str, Any]:
+    """Return the results as JSON."""
     latencies, samples = measured.latencies, measured.samples
     return {
         "files": measured.plan.files,
@@ -331,8 +332,8 @@ def as_json(measured: Measured) -> dict[str, Any]:
     }
 
 
-def as_grid(measured: Measured, title: str) -> Grid:
-    """The results for people."""
+def as_grid(measured: StreamResults, title: str) -> Grid:
+    """Return the results as a table."""
     grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("", *map(as_word, PERCENTILES)):
         grid.add_column(name, justify="right" if name else "left", no_wrap=True)
@@ -349,17 +350,17 @@ def as_grid(measured: Measured, title: str) -> Grid:
 
 
 def main(
-    minutes: Annotated[float, typer.Option(min=0.05, max=60, help="How long, in the events' time.")] = 20,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds of the events' time that a file has.")] = 5,
+    minutes: Annotated[float, typer.Option(min=0.05, max=60, help="Minutes of the events' time.")] = 20,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds of the events' time in a file.")] = 5,
     rows: Annotated[int, typer.Option(min=1, help="Events in a file.")] = 5_000,
-    speedup: Annotated[float, typer.Option(min=0.1, help="How much faster the events' time passes.")] = 4,
+    speedup: Annotated[float, typer.Option(min=0.1, help="Factor by which the events' time is faster.")] = 4,
     maintain_every: Annotated[float, typer.Option(min=0.1, help="Real seconds between two merges.")] = 10,
-    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where to draw the results; takes matplotlib.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder for temporary files, on a fast local disk.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for the plot. Needs matplotlib.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the results as JSON.")] = None,
 ) -> None:
-    """Measure how soon a stream's rows can be read."""
-    plan = Plan(minutes, every, rows, speedup, maintain_every)
+    """Measure the latency of a stream into a table."""
+    plan = StreamRun(minutes, every, rows, speedup, maintain_every)
     console = Console()
     seconds = plan.files * plan.pause
     with (

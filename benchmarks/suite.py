@@ -1,11 +1,11 @@
-"""All benchmarks that hold the project to its goals, one after another; what they find goes into a page.
+"""The benchmarks with goals, and the page of their results.
 
     python -m benchmarks.suite --only insert,appends
 
-Each module measures in a process of its own, so that none has another's memory or threads, and in an empty folder. One
-that fails is told in the page, the others go on; then the exit status is 1. A goal that is missed is no failure.
+Each module measures in a new process, with its own memory and threads, and in an empty folder. If a module fails, the
+page has the reason, the other modules run, and the exit status is 1. A missed goal is no failure.
 
-A run of some rows replaces these in the page, and leaves the others as they are.
+A run of some rows replaces these rows of the page only.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
-from benchmarks.figures import Finding, Measure, Plan, Step
-from benchmarks.machine import commit_now, machine_now
-from benchmarks.results import ROWS, Entry, Run, read_entries, write_entries, write_page
-from benchmarks.words import number
+from benchmarks.harness.figures import Finding, Measure, Plan, Step
+from benchmarks.harness.machine import commit_now, machine_now
+from benchmarks.harness.results import ROWS, Entry, Run, read_entries, write_entries, write_page
+from benchmarks.harness.words import number
 
 __all__ = ["MODULES", "Failure", "Measured", "measure_all"]
 
-#: What measures which rows, in the order of running.
+#: The rows that each module measures, in the order of running.
 MODULES: Mapping[str, Sequence[str]] = {
-    "benchmarks.inserting": ("insert", "dicts", "appends"),
-    "benchmarks.commits": ("commits",),
-    "benchmarks.merging": ("merge",),
-    "benchmarks.opening": ("open", "store", "refresh", "overhead", "import"),
+    "benchmarks.writes.inserting": ("insert", "dicts", "appends"),
+    "benchmarks.writes.commits": ("commits",),
+    "benchmarks.writes.merging": ("merge",),
+    "benchmarks.opening.opening_costs": ("open", "store", "refresh", "overhead", "import"),
     "benchmarks.life": ("life",),
 }
 
 _ROOT = Path(__file__).parents[1]
-# Between two steps that are told where nothing can be overwritten.
+# The minimum interval between two printed steps of a module, if the output is no terminal.
 _QUIET_SECONDS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there are no findings: a line for the page, and what the process printed, for whoever looks into it."""
+    """A failure of a module: the reason in one line for the page, and the output of the process."""
 
     why: str
     printed: str
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a module found about one key; it took so many seconds for all of its keys."""
+    """The findings of a key, or the failure. `seconds` is the time of the module for all of its keys."""
 
     module: str
     seconds: float
@@ -67,10 +67,7 @@ class Measured:
 
 
 def measure_all(modules: Mapping[str, Sequence[str]], plan: Plan, folder: Path, on_step: Step) -> dict[str, Measured]:
-    """What each module finds, by key. Modules that nobody asked for do not run.
-
-    `folder` is empty, and is empty again afterwards.
-    """
+    """Run the modules of the selected keys, and return the results by key. `folder` is empty before and after."""
     measured_by_key: dict[str, Measured] = {}
     chosen = {name: keys for name, keys in modules.items() if any(map(plan.wants, keys))}
     for n, (name, keys) in enumerate(chosen.items(), 1):
@@ -91,16 +88,19 @@ def measure_all(modules: Mapping[str, Sequence[str]], plan: Plan, folder: Path, 
 def _by_key(
     name: str, keys: Sequence[str], plan: Plan, answer: Sequence[Finding] | Failure
 ) -> dict[str, Sequence[Finding] | Failure]:
-    """What a module's answer says of each key that was asked for."""
+    """Divide a module's findings among its selected keys."""
     if isinstance(answer, Failure):
         return dict.fromkeys(filter(plan.wants, keys), answer)
     about: dict[str, Sequence[Finding] | Failure] = {
-        key: [finding for finding in answer if finding.key == key] or Failure(f"{name} found nothing about {key}", "")
+        key: [finding for finding in answer if finding.key == key]
+        or Failure(f"{name} returned no finding for {key}", "")
         for key in filter(plan.wants, keys)
     }
     for finding in answer:
-        if finding.key not in keys:  # nobody would see it otherwise
-            about[finding.key] = Failure(f"{name} found something about {finding.key}, which is no row of its own", "")
+        if finding.key not in keys:  # the page would not show it
+            about[finding.key] = Failure(
+                f"{name} returned a finding for {finding.key}, which is not one of its rows", ""
+            )
     return about
 
 
@@ -128,24 +128,23 @@ def _in_a_process(name: str, plan: Plan, folder: Path, on_step: Step) -> Sequenc
 
 
 def _child(name: str, plan: Plan, folder: Path, log: Path, sender: Connection) -> None:
-    """Sends texts, steps, and then findings, or why there are none."""
+    """Send the text of each step, then the findings and None, or no findings and the reason."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)  # libraries print, and would do so across what is shown
+    os.dup2(output, 1)  # libraries print, which would garble the display of steps
     os.dup2(output, 2)
     try:
         measure: Measure = import_module(name).measure
         sender.send((list(measure(plan, folder, sender.send)), None))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 -- a missing peer exits: that is told, too
+    except BaseException as error:  # noqa: BLE001 -- a missing peer raises SystemExit, which the page reports too
         traceback.print_exc()
         sender.send(([], f"{type(error).__name__}: {error}".splitlines()[0].replace(str(folder), "")))
 
 
 @contextmanager
-def _telling(console: Console) -> Iterator[Step]:
-    """Steps over one another at a terminal; elsewhere a line for the first of each module, and then for one every now
-    and then, so that whoever waits, or reads it later, sees how it goes."""
+def _step_display(console: Console) -> Iterator[Step]:
+    """Show the current step at a terminal. Otherwise print the first step of each module, then one at intervals."""
     if console.is_terminal:
         with console.status("starting") as status:
             yield status.update
@@ -163,7 +162,7 @@ def _telling(console: Console) -> Iterator[Step]:
 
 
 def _summary(measured_by_key: Mapping[str, Measured]) -> Grid:
-    grid = Grid("work", "goal", "measured", title="What was measured now", title_justify="left")
+    grid = Grid("work", "goal", "measured", title="Results of this run", title_justify="left")
     for key, measured in measured_by_key.items():
         if isinstance(measured.answer, Failure):
             grid.add_row(ROWS.get(key, key), "", f"failed: {measured.answer.why}", style="bold red")
@@ -178,30 +177,32 @@ def _summary(measured_by_key: Mapping[str, Measured]) -> Grid:
 def _keys(only: str) -> frozenset[str]:
     keys = frozenset(filter(None, (key.strip() for key in only.split(","))))
     if unknown := keys - {key for keys in MODULES.values() for key in keys}:
-        raise typer.BadParameter(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+        raise typer.BadParameter(f"unknown row {', '.join(sorted(unknown))}. The rows are {', '.join(ROWS)}.")
     return keys
 
 
 def main(
-    full: Annotated[bool, typer.Option("--full", help="The long form: more of everything.")] = False,
-    only: Annotated[str, typer.Option(help=f"Some rows, by comma: {', '.join(ROWS)}.")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; one more comes first.")] = 5,
-    latency_ms: Annotated[float, typer.Option(min=0, help="What each request to S3 waits.")] = 20,
-    out: Annotated[Path, typer.Option(help="The page; its plots are in a folder beside it.")] = _ROOT
+    full: Annotated[bool, typer.Option("--full", help="Run the long form, with larger sizes.")] = False,
+    only: Annotated[str, typer.Option(help=f"Measure these rows, separated by commas: {', '.join(ROWS)}.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 5,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Delay of each request to S3.")] = 20,
+    out: Annotated[Path, typer.Option(help="File of the page. Its plots are in a folder next to it.")] = _ROOT
     / "benchmarks"
     / "RESULTS.md",
-    json_file: Annotated[Path | None, typer.Option("--json", help="What the page is made from.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File of the results from which the page is made.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder for temporary files, on a fast local disk.")] = None,
     shrink: Annotated[int, typer.Option(min=1, hidden=True)] = 1,
 ) -> None:
-    """Measure all, or some rows, and write the page of results."""
+    """Measure all rows, or some, and write the page of results."""
     plan = Plan(full, rounds, latency_ms, shrink, _keys(only))
     source = json_file or out.with_suffix(".json")
     entries = read_entries(source)
     run = Run(machine_now(), commit_now(), full, rounds, latency_ms)
     console = Console()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="icedb-bench-", dir=folder) as name, _telling(console) as step:
+    with tempfile.TemporaryDirectory(prefix="icedb-bench-", dir=folder) as name, _step_display(console) as step:
         measured_by_key = measure_all(MODULES, plan, Path(name), step)
     for key, measured in measured_by_key.items():
         entries[key] = _entry(run, measured)

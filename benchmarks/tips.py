@@ -1,10 +1,10 @@
-"""The reasons of docs/tips.md, and a cold start, measured: tables, plots, and the figures in benchmarks/tips.json.
+"""Measurements for docs/tips.md, and of a cold start: tables, plots, and the figures in benchmarks/tips.json.
 
     python -m benchmarks.tips                  # all of it, some minutes
     python -m benchmarks.tips --only sort,floats
 
-Most figures are counted (requests, bytes, objects), and are the same in each run, on any machine. What is timed is
-processor time, in turns: compare within one row. This program writes the tables of the pages, between
+Most figures are counts (requests, bytes, objects), which are equal in each run, on any machine. Times are processor
+times, measured in turns: compare them within one row. This program writes the tables of the pages, between
 `<!-- figures: KEY -->` and `<!-- end -->`.
 """
 
@@ -21,9 +21,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import tips_rows, tips_tables
-from benchmarks.figures import Finding, Way
-from benchmarks.lab import Lab
+from benchmarks.experiments import tips_rows, tips_tables
+from benchmarks.experiments.lab import Lab
+from benchmarks.harness.figures import Finding, Way
 from benchmarks.tuning import Experiment, as_grid, by_experiment, draw, measure, short
 
 __all__ = ["FIGURES", "PAGES", "TIPS", "as_markdown", "measure", "read_figures", "with_tables"]
@@ -47,7 +47,7 @@ TIPS: Mapping[str, Experiment] = {
 
 
 def as_markdown(key: str, findings: Sequence[Finding]) -> str:
-    """The tables of one tip: a setting in each column, medians."""
+    """Return the tables of a tip: a column for each setting, with medians."""
     page_lines = []
     for n, names in enumerate(dict.fromkeys(tuple(way.name for way in f.ways) for f in findings)):
         page_lines.append(f"| {'' if n else TIPS[key].setting} | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n")
@@ -61,7 +61,7 @@ def as_markdown(key: str, findings: Sequence[Finding]) -> str:
 
 
 def with_tables(page: str, findings_by_key: Mapping[str, Sequence[Finding]]) -> str:
-    """The page with the tables of the tips that it has a place for. Raises KeyError for one without figures."""
+    """Return the page with the tables of the tips that it names. Raises KeyError for a tip without figures."""
 
     def table(match: re.Match[str]) -> str:
         return f"{match[1]}\n{as_markdown(match['key'], findings_by_key[match['key']])}{match['end']}"
@@ -70,7 +70,7 @@ def with_tables(page: str, findings_by_key: Mapping[str, Sequence[Finding]]) -> 
 
 
 def read_figures(file: Path = FIGURES) -> dict[str, list[Finding]]:
-    """The figures that were written down, for each tip in its order."""
+    """Return the figures in the file, for each tip in its order."""
     written: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     findings = [
         Finding(f["key"], f["title"], f["unit"], [Way(w["name"], w["values"]) for w in f["ways"]]) for f in written
@@ -89,16 +89,16 @@ def _write_figures(findings_by_key: Mapping[str, Sequence[Finding]], file: Path)
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Some tips, separated by commas.")] = "",
-    rows: Annotated[int, typer.Option(min=1_000, help="Of the largest tables.")] = 1_000_000,
-    commits: Annotated[int, typer.Option(min=50, help="Of the longest log.")] = 400,
-    rounds: Annotated[int, typer.Option(min=1, help="Of what is timed; one more comes first.")] = 5,
-    folder: Annotated[Path | None, typer.Option(help="For everything that is made.")] = None,
+    only: Annotated[str, typer.Option(help="Measure these tips, separated by commas.")] = "",
+    rows: Annotated[int, typer.Option(min=1_000, help="Rows of the largest tables.")] = 1_000_000,
+    commits: Annotated[int, typer.Option(min=50, help="Commits of the longest log.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of times, after a warm-up round.")] = 5,
+    folder: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
 ) -> None:
-    """Measure the reasons of the tips; write figures, plots and the page's tables."""
+    """Measure; write figures, plots and the tables of the pages."""
     chosen = [key for key in only.split(",") if key]
     if unknown := [key for key in chosen if key not in TIPS]:
-        raise typer.BadParameter(f"there is no {', '.join(unknown)}; give some of {', '.join(TIPS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}. Choose from {', '.join(TIPS)}")
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="icedb-tips-", dir=folder) as name,

@@ -1,11 +1,11 @@
-"""Which settings a table should have, by experiment: the figures and the plots of docs/tuning.md.
+"""Experiments with the settings of a table: the figures and the plots of docs/tuning.md.
 
     python -m benchmarks.tuning --plots docs/images
     python -m benchmarks.tuning --only part-size,sort-order --rows 1000000 --json results.json
 
-Each experiment makes tables of the same events that differ in one thing, and asks them the same; the answers are
-compared. What is timed is done in turns, each time after a round that warms up; medians count. Compare settings within
-one run only.
+Each experiment creates tables of the same events that differ in one setting, runs the same queries on them, and checks
+that the results are equal. Times are measured in turns after a warm-up round, and medians are reported. Compare
+settings within one run only.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
-from benchmarks import tuning_commits, tuning_layouts
-from benchmarks.figures import Finding
-from benchmarks.lab import PROCESSOR, SECONDS, Lab
+from benchmarks.experiments import tuning_commits, tuning_layouts
+from benchmarks.experiments.lab import PROCESSOR, SECONDS, Lab
+from benchmarks.harness.figures import Finding
 
 __all__ = ["EXPERIMENTS", "Experiment", "as_grid", "by_experiment", "draw", "measure", "short"]
 
-# Told apart by those who see few colours, too (Okabe and Ito).
+# Distinct also for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 MARKERS = "osD^vP"
-# An axis is logarithmic when its greatest value is so many times the least.
+# The ratio of greatest to least value from which an axis is logarithmic.
 LOG_FROM = 4
-# Above the panel, and no wider.
+# Above the panel.
 LEGEND: Mapping[str, Any] = {
     "loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "frameon": False, "fontsize": 7.5, "columnspacing": 1,
     "handlelength": 1.5,
 }  # fmt: skip
-# The end of a title; in a plot it stands at the axis.
+# The end of a title, which plots show at the axis.
 IN_S3 = ", S3"
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`setting` is what its tables differ in. `grows`: its values are in order, and are drawn as a line."""
+    """An experiment with one setting. `grows`: its values are ordered, and drawn as a line."""
 
     title: str
     setting: str
@@ -76,7 +76,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 def measure(
     lab: Lab, only: Sequence[str] = (), *, experiments: Mapping[str, Experiment] = EXPERIMENTS
 ) -> list[Finding]:
-    """Run the experiments, or some. Raises AssertionError for an answer that is wrong."""
+    """Run the experiments, or some of them. Raises AssertionError for a wrong result."""
     all_findings = []
     for key, experiment in experiments.items():
         if not only or key in only:
@@ -85,11 +85,11 @@ def measure(
     return all_findings
 
 
-# ------------------------------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------------------------------ tables
 
 
 def as_grid(experiment: Experiment, findings: Sequence[Finding]) -> Grid:
-    """One experiment's results for people: a setting in each column; of times, the median, and below it the spread."""
+    """Return an experiment's table: a column for each setting, with the median of times and their spread below."""
     names = list(dict.fromkeys(way.name for f in findings for way in f.ways))
     grid = Grid(title=f"{experiment.title}, by {experiment.setting}", title_justify="left", box=SIMPLE_HEAD)
     grid.add_column("", no_wrap=True)
@@ -107,21 +107,21 @@ def _cell(values: Sequence[float], middle: float) -> str:
 
 
 def short(value: float) -> str:
-    """A figure for people, of three digits or as many as it has before the point."""
+    """Format a figure with three significant digits, or all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def by_experiment(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    """The findings of each."""
+    """Return the findings of each experiment."""
     return {key: list(of_key) for key, of_key in groupby(findings, key=lambda f: f.key)}
 
 
-# ------------------------------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------------------------------ plots
 
 
 def draw(experiment: Experiment, findings: Sequence[Finding], target: Path) -> None:
-    """One experiment's results: a panel for each unit, in which the findings of that unit stand side by side."""
-    from matplotlib.figure import Figure  # here, so that measuring alone does not need it
+    """Draw an experiment's findings, with a panel for each unit."""
+    from matplotlib.figure import Figure  # measurements alone do not need it
 
     panels: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -150,7 +150,7 @@ def draw(experiment: Experiment, findings: Sequence[Finding], target: Path) -> N
 
 
 def _has_processor_time(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """It says more than the seconds of a machine that has other things to do."""
+    """Return whether processor time is known, which other load of the machine does not affect."""
     return any(f.title == finding.title and f.unit == PROCESSOR for f in findings)
 
 
@@ -191,19 +191,19 @@ def _draw_bars(panel: Any, findings: Sequence[Finding]) -> None:
 
 
 def main(
-    rows: Annotated[int, typer.Option(min=1_000, help="Of the largest tables.")] = 2_000_000,
-    commits: Annotated[int, typer.Option(min=10, help="Of the longest log.")] = 5_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; one more comes first.")] = 5,
-    latency_ms: Annotated[float, typer.Option(min=0, help="What each request to S3 waits.")] = 20,
-    only: Annotated[str, typer.Option(help="Some experiments, separated by commas.")] = "",
-    folder: Annotated[Path | None, typer.Option(help="For everything that is made: a fast local disk.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Folder for the plots; takes matplotlib.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the results, too.")] = None,
+    rows: Annotated[int, typer.Option(min=1_000, help="Rows of the largest tables.")] = 2_000_000,
+    commits: Annotated[int, typer.Option(min=10, help="Commits of the longest log.")] = 5_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 5,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Delay of each request to S3.")] = 20,
+    only: Annotated[str, typer.Option(help="Run these experiments, separated by commas.")] = "",
+    folder: Annotated[Path | None, typer.Option(help="Folder for temporary files, on a fast local disk.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for the plots. Needs matplotlib.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the results as JSON.")] = None,
 ) -> None:
-    """Try settings, and tell what they do."""
+    """Run experiments with settings."""
     chosen = [key for key in only.split(",") if key]
     if unknown := [key for key in chosen if key not in EXPERIMENTS]:
-        raise typer.BadParameter(f"there is no {', '.join(unknown)}; give some of {', '.join(EXPERIMENTS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}. Choose from {', '.join(EXPERIMENTS)}")
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="icedb-tuning-", dir=folder) as name,

@@ -1,4 +1,4 @@
-"""Fresh environments: an interpreter, a virtual environment of its own, what is installed into it."""
+"""Fresh virtual environments of an interpreter, and programs that run in them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tempfile import mkdtemp
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ROOT", "Environment", "Outcome", "build", "environment", "find_python", "report"]
+__all__ = ["ROOT", "Environment", "StepOutcome", "build", "environment", "find_python", "report"]
 
 ROOT = Path(__file__).parents[1]
 UV = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}") or "uv"
-#: Of somebody's machine what would decide what happens in an environment.
-_THEIRS = re.compile(r"^(AWS_|AZURE_|DAGSTER_|ICEDB_|PYTHON|VIRTUAL_ENV$|SPARK_|JAVA_HOME$)")
-#: How much of what a program printed says why it failed.
+#: Variables of the user that would change the behaviour of an environment.
+_DROPPED_VARIABLES = re.compile(r"^(AWS_|AZURE_|DAGSTER_|ICEDB_|PYTHON|VIRTUAL_ENV$|SPARK_|JAVA_HOME$)")
+#: Maximum number of lines of a failed program's output in a report.
 _LINES_MAX = 15
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """The outcome of one step. `result` is ok, failed or skipped; `detail` is the reason, or the versions."""
 
     name: str
@@ -46,37 +46,37 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The interpreter."""
         return self.root / "bin" / "python"
 
     def install(self, *requirements: str, options: Sequence[str] = ()) -> str:
-        """Install packages. Returns "", or why they cannot be installed, as uv tells it."""
+        """Install packages. Returns "", or uv's error message."""
         command = [UV, "pip", "install", "--quiet", "--no-config", "--python", str(self.python), *options]
         return _run([*command, *requirements], self.folder, {})
 
     def run(self, *arguments: str, cwd: Path | None = None, **environ: str) -> str:
-        """Run a program of the environment. Returns "", or how it ended and the last lines that it printed."""
+        """Run a program of the environment. Returns "", or its exit status and last lines of output."""
         programs = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         return _run(
             [str(self.python.parent / arguments[0]), *arguments[1:]], cwd or self.folder, {"PATH": programs, **environ}
         )
 
     def versions(self, packages: Sequence[str]) -> str:
-        """The installed versions of those packages that are there, in one line."""
+        """Return the versions of those packages that are installed, in one line."""
         code = (
             "import importlib.metadata as m\n"
             "for d in sorted(m.distributions(), key=lambda d: d.name.lower()):\n"
             "    print(d.name.lower().replace('_', '-'), d.version)"
         )
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True, cwd=self.folder)
-        found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-        return ", ".join(f"{name} {found[name]}" for name in packages if name in found)
+        installed = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+        return ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
 
 
 @contextmanager
 def environment(interpreter: str | Path = sys.executable) -> Iterator[Environment]:
-    """A fresh environment of an interpreter. Raises CalledProcessError when none can be made."""
-    # Its name is in the paths of all that is installed, and some tests look for ours there.
+    """Yield a fresh environment of an interpreter. Raises CalledProcessError if it cannot be created."""
+    # The name is in the paths of all installed files, and some tests search these for the package's name.
     folder = Path(mkdtemp(prefix="release-"))
     try:
         (folder / "work").mkdir()
@@ -88,17 +88,14 @@ def environment(interpreter: str | Path = sys.executable) -> Iterator[Environmen
 
 
 def build(folder: Path) -> Path:
-    """Build the source distribution, and from it the wheel, as an installer would. Returns the wheel's path."""
+    """Build the source distribution, and from it the wheel. Returns the wheel's path."""
     subprocess.run([UV, "build", "--quiet", "--out-dir", folder, ROOT], check=True)
     [wheel] = folder.glob("*.whl")
     return wheel
 
 
 def find_python(version: str) -> Path | None:
-    """An interpreter of a version such as 3.12 that is on this machine and starts; None: there is none.
-
-    Looked for on PATH, then where pyenv and uv keep theirs. Nothing is downloaded.
-    """
+    """Return an interpreter of a version such as 3.12 from PATH, pyenv or uv, or None. Nothing is downloaded."""
     named = shutil.which(f"python{version}")
     candidates = [Path(named)] if named else []
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -107,15 +104,15 @@ def find_python(version: str) -> Path | None:
     candidates += sorted(kept.glob(f"cpython-{version}.*/bin/python{version}"), reverse=True)
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     for candidate in candidates:
-        # A name on PATH may be a shim that knows of no interpreter.
+        # A program on PATH may be a shim without an interpreter.
         done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return candidate
     return None
 
 
-def report(title: str, outcomes: Sequence[Outcome]) -> int:
-    """Print a table of what became of each. Returns the exit status: 1 when one failed."""
+def report(title: str, outcomes: Sequence[StepOutcome]) -> int:
+    """Print a table of the outcomes. Returns the exit status: 1 if one failed."""
     console = Console()
     drawn = Table("", "result", "seconds", "", title=title)
     colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
@@ -131,7 +128,7 @@ def report(title: str, outcomes: Sequence[Outcome]) -> int:
 
 
 def _run(command: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> str:
-    inherited = {name: value for name, value in os.environ.items() if not _THEIRS.match(name)}
+    inherited = {name: value for name, value in os.environ.items() if not _DROPPED_VARIABLES.match(name)}
     started = time.monotonic()
     done = subprocess.run(
         command,

@@ -1,10 +1,10 @@
 """The wheel with each extra alone: `make matrix`.
 
     python -m release.matrix              all extras, one fresh environment after the other
-    python -m release.matrix cli duckdb   some of them; `base` is the wheel without any
+    python -m release.matrix cli duckdb   some of them; `base` is the wheel without extras
 
-In each environment nothing is installed but the wheel with that extra, and `release/smokes/<extra>.py` runs, outside
-the repository: it does a little of what the extra is for. Prints a table; the exit status is 1 when one failed.
+Each environment has only the wheel with that extra. The extra's function of `release/smokes.py` runs in it, outside the
+repository. Prints a table. The exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from release.environments import ROOT, Outcome, build, environment, find_python, report
+from release.environments import ROOT, StepOutcome, build, environment, find_python, report
 
-__all__ = ["SMOKES", "extras"]
+__all__ = ["SMOKES_FILE", "extras"]
 
-SMOKES = Path(__file__).parent / "smokes"
+SMOKES_FILE = Path(__file__).with_name("smokes.py")
 BASE = "base"
 
 
 def extras() -> list[str]:
-    """The names of all extras, as pyproject.toml has them, and before them `base`."""
+    """Return `base` and the names of all extras in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [BASE, *project["optional-dependencies"]]
 
 
-def _try(extra: str, wheel: Path, interpreter: Path | str) -> Outcome:
+def _try(extra: str, wheel: Path, interpreter: Path | str) -> StepOutcome:
     started = time.monotonic()
     with environment(interpreter) as fresh:
         wanted = str(wheel) if extra == BASE else f"{wheel}[{extra}]"
-        # -I: neither the smokes' folder nor the repository can be what is imported.
-        failure = fresh.install(wanted) or fresh.run("python", "-I", str(SMOKES / f"{extra}.py"))
-    return Outcome(extra, "failed" if failure else "ok", time.monotonic() - started, failure)
+        # -I: nothing is imported from the folder of the file or from the repository.
+        failure = fresh.install(wanted) or fresh.run("python", "-I", str(SMOKES_FILE), extra)
+    return StepOutcome(extra, "failed" if failure else "ok", time.monotonic() - started, failure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the extras, and print a table. Returns the exit status."""
+    """Test the extras, and print a table. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m release.matrix", description="The wheel with each extra alone.")
-    parser.add_argument("extra", nargs="*", help="the extras to try; all when none is given")
-    parser.add_argument("--python", help="a version such as 3.12; the one that runs this when not given")
+    parser.add_argument("extra", nargs="*", help="the extras to test [default: all]")
+    parser.add_argument("--python", help="a version such as 3.12 [default: the version that runs this]")
     options = parser.parse_args(arguments)
     extra_names = extras()
     if unknown := sorted(set(options.extra) - set(extra_names)):
-        parser.error(f"there is no extra {', '.join(unknown)}; there are {', '.join(extra_names)}.")
+        parser.error(f"unknown extra {', '.join(unknown)}. The extras are {', '.join(extra_names)}.")
     interpreter = find_python(options.python) if options.python else sys.executable
     if interpreter is None:
-        parser.error(f"there is no Python {options.python} on this machine.")
+        parser.error(f"Python {options.python} is not installed on this machine.")
     outcomes = []
     with TemporaryDirectory(prefix="icedb-wheel-") as folder:
         wheel = build(Path(folder))

@@ -1,0 +1,1 @@
+"""The experiments of `benchmarks.tuning` and `benchmarks.tips`. Begin with `lab`."""

@@ -1,0 +1,56 @@
+"""A cold start, like that of a cloud function: the costs of each step as JSON.
+
+    python -m benchmarks.experiments.tips_child TABLE
+
+It starts the clock before it imports the library, and blocks the packages of extras.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+__all__: list[str] = []
+
+# Packages of extras, which DuckDB and pyarrow would load if they are installed.
+EXTRAS = ("numpy", "pandas", "polars")
+
+
+def _memory_bytes() -> int:
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) * 1024 if match else 0
+
+
+def main(uri: str) -> None:
+    """Print the processor seconds of each step, and the peak memory up to its end."""
+    sys.modules.update(dict.fromkeys(EXTRAS))  # type: ignore[arg-type]
+    steps: dict[str, tuple[float, int]] = {}
+    last = time.process_time()
+
+    def step(name: str) -> None:
+        nonlocal last
+        now = time.process_time()
+        steps[name] = now - last, _memory_bytes()
+        last = now
+
+    step("nothing")
+    import icedb
+
+    step("import icedb")
+    table = icedb.Table.open(uri)
+    step("open")
+    rows = [{"ts": f"2026-11-21 10:00:{n % 60:02}", "user_id": n, "event": "open"} for n in range(100)]
+    table.insert(rows)
+    step("first insert")
+    table.insert(rows)
+    step("second insert")
+    table.query("SELECT event, count(*) FROM t GROUP BY event").fetchall()
+    step("first query")
+    sys.stdout.write(json.dumps(steps))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""The figures of `benchmarks.guard`: requests, bytes and allocations."""

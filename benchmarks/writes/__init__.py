@@ -1,0 +1,1 @@
+"""The measurements of inserts, concurrent commits and merges (compactions), beside other table formats."""
