@@ -1,7 +1,7 @@
-"""Files beyond docs/: pages link them as they lie in the repository, and the site has them, too.
+"""Files outside of docs/ that pages link by their path in the repository.
 
-The site keeps what is in docs/ at its top, and what is beyond under `project/`, as it lies there: pages of Markdown as
-pages, programs as pages that show them, all else as it is.
+The site has the files of docs/ at its top and other files under `project/`: Markdown as pages, programs as pages that
+show them, all other files unchanged.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 
 ROOT = Path(__file__).parents[1]
 DOCS = PurePosixPath("docs")
-#: Where the site has what does not lie in docs/.
+#: The folder of the site for files outside of docs/.
 BEYOND = PurePosixPath("project")
-#: Programs and the like are shown on a page, in the language by which they are coloured.
+#: Suffix -> language, for files that are shown as code on a page.
 LANGUAGES = {
     ".py": "python",
     ".mjs": "js",
@@ -44,64 +44,64 @@ _LINK = re.compile(r"(?<=\]\()(?P<file>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
 def on_site(file: PurePosixPath) -> PurePosixPath:
-    """Where the site has a file of the repository."""
+    """Return the path on the site of a file of the repository."""
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS)
-    there = BEYOND / file
-    return there.with_name(there.name + ".md") if file.suffix in LANGUAGES else there
+    path = BEYOND / file
+    return path.with_name(path.name + ".md") if file.suffix in LANGUAGES else path
 
 
 def in_repository(page: PurePosixPath) -> PurePosixPath:
-    """Where a page of the site lies in the repository."""
+    """Return the path in the repository of a page of the site."""
     if not page.is_relative_to(BEYOND):
         return DOCS / page
     file = page.relative_to(BEYOND)
-    shown = file.with_suffix("")
-    return shown if file.suffix == ".md" and shown.suffix in LANGUAGES and (ROOT / shown).is_file() else file
+    program = file.with_suffix("")
+    return program if file.suffix == ".md" and program.suffix in LANGUAGES and (ROOT / program).is_file() else file
 
 
 def for_the_site(text: str, page: PurePosixPath) -> str:
-    """The Markdown of a page, given by where it lies in the repository: its links are those of the site.
+    """Return the Markdown of a page of the repository with the links of the site.
 
-    Blocks of code keep their language, and lose what else their first lines say: names by which tests find them.
+    The first line of a code block keeps the language, without the name by which tests find the block.
     """
 
-    def link(found: re.Match[str]) -> str:
-        target = os.path.relpath(on_site(_target(found["file"], page)), on_site(page).parent)
-        return PurePosixPath(target).as_posix() + (found["anchor"] or "")
+    def link(match: re.Match[str]) -> str:
+        target = os.path.relpath(on_site(_target(match["file"], page)), on_site(page).parent)
+        return PurePosixPath(target).as_posix() + (match["anchor"] or "")
 
     return "".join(_OPENING.sub(_opening, p) if fenced else _LINK.sub(link, p) for p, fenced in _pieces(text))
 
 
 def files_beyond(pages: Iterable[PurePosixPath]) -> Iterator[PurePosixPath]:
-    """The files beyond docs/ that the site needs, of these pages: those among them, and what they link, and so on."""
+    """Yield the files outside of docs/ among these pages, and those that pages link directly or indirectly."""
     to_visit = list(dict.fromkeys(pages))
-    known = set(to_visit)
+    seen_files = set(to_visit)
     while to_visit:
         file = to_visit.pop()
         if not (ROOT / file).is_file():
-            continue  # the strict build says which page has the broken link
+            continue  # the strict build reports the broken link
         if not file.is_relative_to(DOCS):
             yield file
         if file.suffix == ".md":
-            new = set(_targets((ROOT / file).read_text(), file)) - known
+            new = set(_targets((ROOT / file).read_text(), file)) - seen_files
             to_visit.extend(sorted(target for target in new if not target.is_relative_to(DOCS)))
-            known |= new
+            seen_files |= new
 
 
 def page_of_program(file: PurePosixPath) -> str:
-    """A page that shows a program."""
+    """Return a page that shows a program."""
     return f"# {file.name}\n\n`{file}`\n\n``````{LANGUAGES[file.suffix]}\n{(ROOT / file).read_text()}\n``````\n"
 
 
-def _opening(found: re.Match[str]) -> str:
-    return found[1] + ("json" if found[2] == "jsonl" else found[2])  # JSON lines are coloured as JSON
+def _opening(match: re.Match[str]) -> str:
+    return match[1] + ("json" if match[2] == "jsonl" else match[2])  # JSON lines are highlighted as JSON
 
 
 def _targets(text: str, page: PurePosixPath) -> Iterator[PurePosixPath]:
     for piece, fenced in _pieces(text):
         if not fenced:
-            yield from (_target(found["file"], page) for found in _LINK.finditer(piece))
+            yield from (_target(match["file"], page) for match in _LINK.finditer(piece))
 
 
 def _target(link: str, page: PurePosixPath) -> PurePosixPath:
@@ -109,7 +109,7 @@ def _target(link: str, page: PurePosixPath) -> PurePosixPath:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """The text in pieces, and whether each is a fenced block."""
+    """Yield the pieces of a text, and whether each is a fenced block."""
     end = 0
     for fenced in _FENCE.finditer(text):
         yield text[end : fenced.start()], False
@@ -119,7 +119,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def pages_named(nav: Any) -> Iterator[str]:
-    """The pages that a navigation of MkDocs has."""
+    """Yield the pages of an MkDocs navigation."""
     if isinstance(nav, str):
         yield nav
     else:

@@ -1,6 +1,6 @@
-"""Writes docs/reference/command.md from the command itself: `python -m docs_site.command_page`.
+"""Generates docs/reference/command.md from the help of the command: `python -m docs_site.command_page`.
 
-A test compares the page with the command: it is written again whenever a verb or an option changes.
+Run it after a change of a verb or an option. A test compares the page with the command.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["PAGE", "command_page"]
 
 PAGE = ROOT / "docs" / "reference" / "command.md"
 _INTRODUCTION = """\
-# The command: every verb
+# Command line reference
 
-Made from the command itself, which says the same: `icedb --help`, and `icedb VERB --help`.
-[The command](../command.md) tells how to use it: credentials, output, exit statuses.
+Generated from `icedb --help` and `icedb VERB --help`. [Command line](../command.md) describes credentials, output and
+exit statuses.
 """
 
 
 def command_page() -> str:
-    """The page's text: the verbs by the panels of `icedb --help`, in its order."""
+    """Return the text of the page: the verbs in the panels and the order of `icedb --help`."""
     group: Any = typer.main.get_command(app)
     context = typer.Context(group, info_name="icedb")
     panels: dict[str, list[str]] = {}
@@ -51,13 +51,13 @@ def _verb(verb: Any, context: typer.Context) -> Iterator[str]:
 
 
 def _parameters(command: Any, context: typer.Context) -> Iterator[str]:
-    """A table of the arguments, and one of the options."""
+    """Yield a table of the arguments and one of the options."""
     parameters = [p for p in command.get_params(context) if p.name != "help"]
     for kind in ("argument", "option"):
         records = [p.get_help_record(context) for p in parameters if p.param_type_name == kind]
         rows = [f"| {_code(names)} | {_cell(text)} |" for names, text in filter(None, records)]
         if rows:
-            yield "\n".join([f"| {kind} | what it is |", "|---|---|", *rows, ""])
+            yield "\n".join([f"| {kind} | meaning |", "|---|---|", *rows, ""])
 
 
 def _code(names: str) -> str:

@@ -11,7 +11,7 @@ _EXAMPLE = re.compile(r"^Examples?:\n((?: {4}.*\n|\n)* {4}.*)", flags=re.MULTILI
 
 
 def with_fences(docstring: str) -> str:
-    """Put the body of each example into a fence, unless it has one."""
+    """Put the body of each example into a fenced block, unless it has one."""
 
     def fence(match: re.Match[str]) -> str:
         body = match[1]
@@ -24,7 +24,7 @@ def with_fences(docstring: str) -> str:
 
 
 class DocstringExamples(griffe.Extension):
-    """Fences the examples of each object that Griffe reads."""
+    """Put the examples of each object that Griffe reads into fenced blocks."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of `obj`."""
