@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.support")
 
-# ruff: noqa: E402 - asserts of modules that are imported earlier would not be rewritten
+# Asserts of modules that are imported earlier would not be rewritten.
 from icedb.testing import ClockedStore, ManualClock
 from tests.support.bytecode import keep_bytecode
 from tests.support.spark.quick_java import use_quick_java

@@ -1,34 +1,34 @@
-"""The benchmarks run: a small round of each, whose answers they check themselves."""
+"""A small round of each benchmark, which checks its own answers."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.processes import run_python
+
 ROOT = Path(__file__).parents[2]
+
+
+def run_benchmark(tmp_path: Path, module: str, options: str, **paths: Path) -> tuple[Any, str]:
+    """Run a benchmark in its own process, and return its results and its output. `paths` are further options."""
+    target = tmp_path / "results.json"
+    words = [*options.split(), *(word for name, path in paths.items() for word in (f"--{name}", str(path)))]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = run_python("-m", module, *words, "--json", target, cwd=tmp_path, env=env)
+    return json.loads(target.read_text()), done.stdout
 
 
 @pytest.mark.spark
 @pytest.mark.slow(seconds=60)
 def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    target = tmp_path / "results.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.spark", "--rows", "20000", "--rounds", "1",
-         "--folder", str(tmp_path / "cache"), "--json", str(target)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=880,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(target.read_text())["results"]
+    results, output = run_benchmark(tmp_path, "benchmarks.spark", "--rows 20000 --rounds 1", folder=tmp_path / "cache")
+    results = results["results"]
     assert {(r["group"], r["goal"]) for r in results if r["goal"]} == {
         ("write", 0.55),
         ("write", 0.75),
@@ -40,7 +40,7 @@ def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
     assert written["icedb, distributed"]["files"] < written["icedb, not distributed"]["files"]
     assert all(len(r["seconds"]) == 1 and r["seconds"][0] > 0 for r in results)
     assert all(r["worker_bytes_max"] > 0 for name, r in written.items() if name.startswith("icedb"))
-    assert all(r["case"] in done.stdout for r in results)
+    assert all(r["case"] in output for r in results)
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["events-20000-v1"]  # nothing else stays behind
 
 
@@ -49,39 +49,22 @@ def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
 def test_a_short_stream_is_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("matplotlib")
-    target, plot = tmp_path / "results.json", tmp_path / "images" / "plot.png"
-    work = tmp_path / "work"
+    plot, work = tmp_path / "images" / "plot.png", tmp_path / "work"
     work.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.stream", "--minutes", "1", "--every", "6", "--rows", "500", "--speedup", "6",
-         "--maintain-every", "1", "--folder", str(work), "--plot", str(plot), "--json", str(target)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=880,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(target.read_text())
+    options = "--minutes 1 --every 6 --rows 500 --speedup 6 --maintain-every 1"
+    results, output = run_benchmark(tmp_path, "benchmarks.stream", options, folder=work, plot=plot)
     assert (results["files"], results["rows"], len(results["latencies"])) == (10, 5000, 10)
     assert results["maintained"] > 0
     assert 0 < results["percentiles"]["50"] <= results["percentiles"]["90"] <= results["percentiles"]["100"]
     assert min(results["live_parts"] + results["log_files"]) > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "seconds from arrival to visibility" in done.stdout
+    assert "seconds from arrival to visibility" in output
     assert list(work.iterdir()) == []  # nothing stays behind
 
 
-# ------------------------------------------------------------------------------------------ queries
-
-
-def ignored(_: str) -> None:
-    """Of the steps that a benchmark tells."""
-
-
 @pytest.mark.slow(seconds=5)
-def test_all_queries_of_tpch_have_the_right_answers_on_our_tables(tmp_path: Path) -> None:
-    from benchmarks import tpch
+def test_tpch_queries_have_the_right_answers(tmp_path: Path) -> None:
+    from benchmarks.queries import tpch
 
     with tpch.make_layouts(tmp_path, 0.01) as layouts:
         assert [(layout.name, layout.parts) for layout in layouts] == [("10 batches", 26), ("merged", 8)]
@@ -96,8 +79,8 @@ def test_all_queries_of_tpch_have_the_right_answers_on_our_tables(tmp_path: Path
 @pytest.mark.parametrize(
     "rows", [[], [("A", 1.5)], [("A", 1.5), ("B", 2.52)], [("A", 1.5), ("C", 2.5)], [("A", 1.5), ("B", None)]]
 )
-def test_a_wrong_answer_is_found_out(rows: list[tuple[object, ...]]) -> None:
-    from benchmarks.tpch import check_answer
+def test_a_wrong_answer_is_detected(rows: list[tuple[object, ...]]) -> None:
+    from benchmarks.queries.tpch import check_answer
 
     answer = "name|sum\nA|1.5000\nB|2.5\n"
     check_answer([("B", 2.5049), ("A", 1.5)], answer, 1)
@@ -105,8 +88,8 @@ def test_a_wrong_answer_is_found_out(rows: list[tuple[object, ...]]) -> None:
         check_answer(rows, answer, 1)
 
 
-def test_files_that_are_opened_are_counted(tmp_path: Path) -> None:
-    from benchmarks.opens import files_opened
+def test_opened_files_are_counted(tmp_path: Path) -> None:
+    from benchmarks.queries.opens import files_opened
 
     (tmp_path / "below").mkdir()
     for name in ("a", "b", "below/a", "below/c"):
@@ -121,15 +104,16 @@ def test_files_that_are_opened_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_pruning_opens_the_parts_that_hold_what_is_asked_for(tmp_path: Path) -> None:
-    from benchmarks.selective import measure_local
+def test_pruning_opens_only_matching_parts(tmp_path: Path) -> None:
+    from benchmarks.queries.selective import measure_local
 
-    counts = {(a.question, a.way): (a.parts, a.files) for a in measure_local(tmp_path, 17, rounds=1, on_step=ignored)}
+    answers = measure_local(tmp_path, 17, rounds=1, on_step=lambda _: None)
+    counts = {(a.question, a.way): (a.parts, a.files) for a in answers}
     ways = {way: [counts[question, way] for question in ("one day", "some users", "some users on one day")]
             for _, way in counts}  # fmt: skip
     assert ways == {
         "bare files": [(16, 16)] * 3,
-        "attached view": [(16, 4), (16, 16), (16, 4)],  # a view is not told what is asked of it
+        "attached view": [(16, 4), (16, 16), (16, 4)],  # a view does not know the condition
         "attached macro, filter := ...": [(16, 4), (16, 4), (16, 1)],
         "table.query": [(16, 4), (16, 4), (16, 1)],
     }
@@ -139,19 +123,10 @@ def test_pruning_opens_the_parts_that_hold_what_is_asked_for(tmp_path: Path) -> 
 @pytest.mark.slow(seconds=60)
 def test_queries_are_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    target, plot, work = tmp_path / "results.json", tmp_path / "images" / "plot.png", tmp_path / "work"
+    plot, work = tmp_path / "images" / "plot.png", tmp_path / "work"
     work.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.query", "--scale", "0.01", "--rounds", "1", "--parts", "25", "--store-parts",
-         "16", "--latency-ms", "1", "--folder", str(work), "--plot", str(plot), "--json", str(target)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=880,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(target.read_text())
+    options = "--scale 0.01 --rounds 1 --parts 25 --store-parts 16 --latency-ms 1"
+    results, output = run_benchmark(tmp_path, "benchmarks.query", options, folder=work, plot=plot)
     assert {(r["layout"], r["way"], r["goal"]) for r in results["tpch"]} == {
         (layout, way, 1.05) for layout in ("10 batches", "merged") for way in ("snapshot", "attached table")
     }
@@ -164,11 +139,8 @@ def test_queries_are_measured_and_drawn(tmp_path: Path) -> None:
     of_parts = looks["S3, 1 ms a request", "bare files"]
     assert looks["S3, 1 ms a request", "attached view"] == of_parts | {"LIST": 1}
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "geometric mean" in done.stdout
+    assert "geometric mean" in output
     assert list(work.iterdir()) == []  # nothing stays behind
-
-
-# ------------------------------------------------------------------------------------------ the proxy
 
 
 @pytest.mark.parametrize(
@@ -190,21 +162,12 @@ def test_a_goal_of_the_proxy_is_met_or_missed(direct: list[float], through: list
 @pytest.mark.s3
 @pytest.mark.slow(seconds=60)
 def test_the_proxy_is_measured(tmp_path: Path) -> None:
-    target, work = tmp_path / "results.json", tmp_path / "work"
+    work = tmp_path / "work"
     work.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.proxy", "--short", "--folder", str(work), "--json", str(target)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=880,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(target.read_text())
+    results, output = run_benchmark(tmp_path, "benchmarks.proxy", "--short", folder=work)
     assert [f["goal"] for f in results["figures"] if f["goal"]] == [0.7, 0.95, 0.06, 1.05]
     assert all(min(f["through"]) > 0 for f in results["figures"])
     assert [len(f["direct"]) for f in results["figures"]] == [2, 2, 2, 2, 2, 0, 0, 0, 1]
-    assert results["server"] in done.stdout
-    assert all(f["name"] in done.stdout for f in results["figures"])
+    assert results["server"] in output
+    assert all(f["name"] in output for f in results["figures"])
     assert list(work.iterdir()) == []  # nothing stays behind

@@ -1,4 +1,4 @@
-"""The benchmark of concurrent commits runs, and every row of every commit is found again."""
+"""The benchmark of concurrent commits: every row of every commit is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import OURS, Plan
+from benchmarks.harness.figures import OURS, Plan
 
 pytestmark = pytest.mark.s3
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.s3
 @pytest.mark.slow(seconds=6)
 def test_concurrent_commits_are_measured_in_a_folder_and_over_a_network(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
-    from benchmarks import commits
+    from benchmarks.writes import commits
 
     steps: list[str] = []
     local, network = commits.measure(Plan(rounds=1, shrink=50, latency_ms=1), tmp_path / "work", steps.append)
@@ -37,9 +37,9 @@ def test_concurrent_commits_are_measured_in_a_folder_and_over_a_network(tmp_path
 
 
 @pytest.mark.parametrize("way", [OURS, "deltalake"])
-def test_a_lost_commit_is_found_out(tmp_path: Path, way: str) -> None:
+def test_a_lost_commit_is_detected(tmp_path: Path, way: str) -> None:
     pytest.importorskip("deltalake")
-    from benchmarks import commits
+    from benchmarks.writes import commits
 
     writers = commits.Writers(way)
     writers.open(str(tmp_path / "table"), {})

@@ -1,4 +1,4 @@
-"""The guard against growing costs: what the code takes now is what is committed, and it tells when that is not so."""
+"""The guard against growing costs: no figure exceeds the committed one, and a change is reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks import guard
 from benchmarks.guard import FILE, Change, Figures, Kind, changes, environment, read_figures, report, write_figures
-from benchmarks.slow_store import BUCKET
+from benchmarks.harness.slow_store import BUCKET
 
 FIGURES: Figures = {
     Kind.REQUESTS: {"open: LIST": 1, "open: GET": 3},
@@ -26,11 +26,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def said(file: Path, figures: Figures) -> tuple[bool, str]:
+def reported(file: Path, figures: Figures) -> tuple[bool, str]:
     console = Console(width=200)
     with console.capture() as text:
-        fine = report(console, file, figures)
-    return fine, text.get()
+        passes = report(console, file, figures)
+    return passes, text.get()
 
 
 def with_figure(kind: Kind, name: str, value: float) -> Figures:
@@ -38,26 +38,26 @@ def with_figure(kind: Kind, name: str, value: float) -> Figures:
 
 
 @pytest.mark.s3
-def test_nothing_costs_more_than_is_committed(s3_server: object, tmp_path: Path) -> None:
+def test_no_figure_exceeds_the_committed_one(s3_server: object, tmp_path: Path) -> None:
     options: dict[str, str] = s3_server.storage_options  # type: ignore[attr-defined]
     s3_server.client().create_bucket(Bucket=BUCKET)  # type: ignore[attr-defined]
     figures = guard.measure(options, tmp_path)
-    fine, text = said(FILE, figures)
-    assert fine, text
-    # The very same run fails beside a file that says less, and names what it is.
+    passes, text = reported(FILE, figures)
+    assert passes, text
+    # The same run fails when compared with a smaller figure, and names it.
     _, committed = read_figures(FILE)
     less = {kind: dict(counts) for kind, counts in committed.items()}
     less[Kind.REQUESTS]["open and snapshot: GET"] -= 1
     doctored = tmp_path / "guard.json"
     write_figures(doctored, less)
-    fine, text = said(doctored, figures)
-    assert not fine
+    passes, text = reported(doctored, figures)
+    assert not passes
     now = figures[Kind.REQUESTS]["open and snapshot: GET"]
     assert f"open and snapshot: GET (requests) {now - 1:g} {now:g}" in " ".join(text.split())
 
 
-def test_the_same_figures_are_fine(file: Path) -> None:
-    assert said(file, FIGURES) == (True, "4 figures: none has grown.\n")
+def test_equal_figures_pass(file: Path) -> None:
+    assert reported(file, FIGURES) == (True, "4 figures: none has grown.\n")
     assert read_figures(file) == (environment(), FIGURES)
 
 
@@ -72,41 +72,41 @@ def test_the_same_figures_are_fine(file: Path) -> None:
 def test_a_figure_that_grows_beyond_its_tolerance_is_named(
     kind: Kind, name: str, within: float, beyond: float, file: Path
 ) -> None:
-    assert said(file, with_figure(kind, name, within))[0]
-    fine, text = said(file, with_figure(kind, name, beyond))
-    assert not fine
+    assert reported(file, with_figure(kind, name, within))[0]
+    passes, text = reported(file, with_figure(kind, name, beyond))
+    assert not passes
     assert f"{name} ({kind.value})" in text
     assert "Grown" in text
 
 
-def test_what_nobody_counted_before_is_told_and_fails(file: Path) -> None:
-    fine, text = said(file, with_figure(Kind.REQUESTS, "open: HEAD", 1))
-    assert not fine
+def test_a_new_figure_fails(file: Path) -> None:
+    passes, text = reported(file, with_figure(Kind.REQUESTS, "open: HEAD", 1))
+    assert not passes
     assert "open: HEAD" in text
 
 
-def test_gains_and_what_is_gone_are_told_and_do_no_harm(file: Path) -> None:
-    fine, text = said(file, with_figure(Kind.REQUESTS, "open: GET", 2))
-    assert fine
+def test_smaller_and_missing_figures_are_reported_and_pass(file: Path) -> None:
+    passes, text = reported(file, with_figure(Kind.REQUESTS, "open: GET", 2))
+    assert passes
     assert "Less than before" in text
     assert "open: GET" in text
-    fine, text = said(file, {**FIGURES, Kind.BYTES: {}})
-    assert fine
+    passes, text = reported(file, {**FIGURES, Kind.BYTES: {}})
+    assert passes
     assert "Not measured any more" in text
     assert "open: down" in text
 
 
-def test_with_other_libraries_only_requests_are_compared(file: Path) -> None:
+def test_only_requests_are_compared_with_other_libraries(file: Path) -> None:
     content = json.loads(file.read_text())
     content["environment"]["pyarrow"] = "1.0"
     file.write_text(json.dumps(content))
-    fine, text = said(file, with_figure(Kind.BYTES, "open: down", 10_000))
-    assert fine
+    passes, text = reported(file, with_figure(Kind.BYTES, "open: down", 10_000))
+    assert passes
     assert "Only requests are compared" in text
-    assert not said(file, with_figure(Kind.REQUESTS, "open: GET", 4))[0]
+    assert not reported(file, with_figure(Kind.REQUESTS, "open: GET", 4))[0]
 
 
-def test_changes_are_those_that_differ() -> None:
+def test_changes_are_the_different_figures() -> None:
     assert changes(FIGURES, FIGURES) == []
     new = with_figure(Kind.REQUESTS, "open: GET", 4)
     assert changes(FIGURES, new) == [Change(Kind.REQUESTS, "open: GET", 3, 4)]

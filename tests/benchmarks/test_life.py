@@ -1,10 +1,10 @@
-"""Over the life of a table little is written again: counted, by the real planners and commits."""
+"""Few bytes are rewritten during the life of a table, counted with the real planners and commits."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.figures import Plan
+from benchmarks.harness.figures import Plan
 from benchmarks.life import LOG_GOAL, MIXES, PARTS_GOAL, Life, Mix, finding, live, measure
 from icedb.operations.retention.merge_log import LOG_FILES_MIN
 from icedb.operations.rewrite.merge import TieredMerge
@@ -18,12 +18,12 @@ def steady() -> Life:
 
 
 @pytest.mark.long
-def test_maintenance_writes_little_again(steady: Life) -> None:
+def test_maintenance_rewrites_few_bytes(steady: Life) -> None:
     assert 1 < steady.parts_ratio <= PARTS_GOAL
     assert 1 < steady.log_ratio <= LOG_GOAL
 
 
-def test_what_a_reader_finds_stays_small(steady: Life) -> None:
+def test_the_number_of_small_parts_and_log_files_stays_small(steady: Life) -> None:
     assert max(p.most_small_parts for p in steady.points) < TieredMerge().hot_parts
     assert max(p.log_files for p in steady.points) < 2 * LOG_FILES_MIN
     # No row is lost: what lives is what was inserted.
@@ -31,14 +31,14 @@ def test_what_a_reader_finds_stays_small(steady: Life) -> None:
 
 
 @pytest.mark.long
-def test_many_tenants_that_share_their_commits_write_little_again() -> None:
+def test_tenants_that_share_commits_rewrite_few_bytes() -> None:
     life = live(Mix("tenants", 120_000, 400_000, tenants=4, of_tenants=12), 300)
     assert life.parts_ratio <= PARTS_GOAL
     assert life.log_ratio <= LOG_GOAL
 
 
 @pytest.mark.long
-def test_a_life_is_the_same_every_time() -> None:
+def test_a_simulated_life_is_deterministic() -> None:
     one, other = (live(SMALL, 100, seed=7) for _ in range(2))
     assert (one.written, one.points) == (other.written, other.points)
     assert one.points != live(SMALL, 100, seed=8).points

@@ -1,4 +1,4 @@
-"""The benchmark of opening runs, at a size that means nothing: each row has its ways, counts and goals."""
+"""The benchmark of opening, at a small size: each row has its ways, counts and goals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import opening_child
-from benchmarks.figures import OURS, Finding, Plan
-from benchmarks.opening import measure
-from benchmarks.opening_world import BATCHES, DAYS, FIRST_DAY, append_commit, make_commits, make_delta, make_table
+from benchmarks.harness.figures import OURS, Finding, Plan
+from benchmarks.opening.made_logs import BATCHES, DAYS, FIRST_DAY, append_commit, make_commits, make_delta, make_table
+from benchmarks.opening.open_process import PROGRAMS
+from benchmarks.opening.opening_costs import measure
 from icedb import Table
 
 
@@ -20,7 +20,7 @@ def measured(folder: Path, key: str, *, shrink: int = 10_000) -> Finding:
     return result
 
 
-def test_a_table_of_one_log_file_is_what_its_commits_would_have_made(tmp_path: Path) -> None:
+def test_a_table_of_one_log_file_equals_its_commits(tmp_path: Path) -> None:
     make_table(tmp_path / "table", 2 * BATCHES)
     table = Table.open(tmp_path / "table")
     result = table.snapshot()
@@ -33,7 +33,7 @@ def test_a_table_of_one_log_file_is_what_its_commits_would_have_made(tmp_path: P
     assert len(table.snapshot().parts) == 2 * BATCHES + 1
 
 
-def test_commits_can_be_merged_as_if_they_had_come_one_by_one(tmp_path: Path) -> None:
+def test_generated_commits_can_be_merged(tmp_path: Path) -> None:
     make_commits(str(tmp_path / "table"), {"fsync": "false"}, 30)
     table = Table.open(tmp_path / "table")
     result = table.snapshot()
@@ -42,7 +42,7 @@ def test_commits_can_be_merged_as_if_they_had_come_one_by_one(tmp_path: Path) ->
     assert (table.snapshot().log_files, table.snapshot().id) == (1, result.id)
 
 
-def test_a_delta_table_has_as_many_files(tmp_path: Path) -> None:
+def test_the_delta_table_has_the_requested_number_of_files(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     make_delta(tmp_path / "delta", 50)
     table = deltalake.DeltaTable(tmp_path / "delta")
@@ -51,21 +51,21 @@ def test_a_delta_table_has_as_many_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_a_child_measures_is_checked_and_leaves_the_table_as_it_was(tmp_path: Path) -> None:
+def test_a_measuring_child_leaves_the_table_unchanged(tmp_path: Path) -> None:
     make_table(tmp_path / "table", BATCHES)
     make_table(tmp_path / "small", 10)
     before = sorted((tmp_path / "table" / "_log").iterdir())
-    result = opening_child.PROGRAMS["open"](tmp_path / "table")
+    result = PROGRAMS["open"](tmp_path / "table")
     assert result["parts"] == BATCHES
     assert {"open", "snapshot", "snapshot again", "snapshot after a commit", "held", "peak"} <= result.keys()
-    assert opening_child.PROGRAMS["prune"](tmp_path / "table").keys() == {
+    assert PROGRAMS["prune"](tmp_path / "table").keys() == {
         "open",
         "snapshot",
         "files of a day",
         "files by statistics",
     }
     assert sorted((tmp_path / "table" / "_log").iterdir()) == before
-    assert opening_child.PROGRAMS["decode"](tmp_path / "table")["seconds"] > 0
+    assert PROGRAMS["decode"](tmp_path / "table")["seconds"] > 0
 
 
 @pytest.mark.slow(seconds=20)
@@ -95,7 +95,7 @@ def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(seconds=20)
-def test_what_queries_cost_beside_bare_files_is_measured(tmp_path: Path) -> None:
+def test_the_overhead_of_queries_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("duckdb_extension_tpch")
     result = measured(tmp_path, "overhead")
     assert [way.name for way in result.ways[:3]] == ["bare files", f"{OURS}, snapshot, 10 batches", OURS]

@@ -1,4 +1,4 @@
-"""The simulated year: its counts are those of a real server, and its sums can be checked by hand."""
+"""The simulated year: its counts equal those of a real server, and its sums a calculation by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.object_stores.counting_proxy import CountingProxy
 
 
 @pytest.mark.s3
-def test_the_counts_that_are_kept_are_those_of_a_real_server(
+def test_the_stored_counts_equal_those_of_a_server(
     s3_server: object, storage_options: Mapping[str, str], s3: object
 ) -> None:
     with CountingProxy(s3_server.endpoint).running() as proxy:  # type: ignore[attr-defined]
@@ -20,12 +20,12 @@ def test_the_counts_that_are_kept_are_those_of_a_real_server(
     assert counted == read_costs()
 
 
-def test_requests_are_so_many_each_time_and_so_many_for_each_unit() -> None:
+def test_requests_have_a_fixed_part_and_a_part_for_each_unit() -> None:
     costs: Costs = {"merge": {"PUT": {"each": 2, "group": 1}, "GET": {"input": 3}}}
     assert requests_of(costs, "merge", group=4, input=10) == {"PUT": 6, "GET": 30}
 
 
-def test_a_tiny_year_is_what_one_counts_by_hand() -> None:
+def test_a_tiny_year_equals_a_manual_count() -> None:
     # One day, a commit a minute with a full part, and one reader that looks once a minute. Nothing is merged.
     costs: Costs = {
         "append": {"PUT": {"each": 1, "part": 1}},
@@ -60,7 +60,7 @@ def test_a_tiny_year_is_what_one_counts_by_hand() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-def test_paper_and_simulation_agree(load: Load) -> None:
+def test_formulas_and_simulation_agree(load: Load) -> None:
     simulated, paper = simulate(load, days=40), on_paper(load)
     for kind in ("PUT", "GET"):
         assert simulated.requests[kind] == pytest.approx(paper.requests[kind], rel=0.15), kind

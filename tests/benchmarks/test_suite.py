@@ -1,4 +1,4 @@
-"""The suite of benchmarks: verdicts as the figures say, pages of old and new findings, modules that fail, pictures."""
+"""The suite of benchmarks: verdicts, pages of old and new findings, failing modules and pictures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pyarrow as pa
 import typer
 
 from benchmarks import suite
-from benchmarks.figures import Check, Curve, Finding, Plan, Way
-from benchmarks.inserting import LAYOUT, check_stored, goals, make_rows
-from benchmarks.machine import Machine, commit_now, machine_now
-from benchmarks.peers import DELTALAKE, DUCKDB, POLARS, UNSYNCED, WRITERS, Place, connected
-from benchmarks.plots import draw, goal_lines
-from benchmarks.results import Entry, Run, page, read_entries, write_entries, write_page
-from benchmarks.words import number
+from benchmarks.harness.connections import connected
+from benchmarks.harness.figures import Check, Curve, Finding, Plan, Way
+from benchmarks.harness.machine import Machine, commit_now, machine_now
+from benchmarks.harness.plots import draw, goal_lines
+from benchmarks.harness.results import Entry, Run, page, read_entries, write_entries, write_page
+from benchmarks.harness.words import number
+from benchmarks.writes.inserting import LAYOUT, check_stored, goals, make_rows
+from benchmarks.writes.peers import DELTALAKE, DUCKDB, POLARS, UNSYNCED, WRITERS, TablePlace
 
 RUN = Run(Machine("a processor", 2, 8.0, "Linux", "CPython", {"duckdb": "1"}), "abc1234", False, 3, 20.0)
 OURS, THEIRS = Way("icedb", [1.0, 2.0, 3.0]), Way("theirs", [2.0, 2.5, 2.0])
@@ -48,16 +49,9 @@ COMMITS = Finding(
 
 
 def row(text: str, part: str) -> list[str]:
-    """The cells of the first line of a table that has these words."""
+    """Return the cells of a table's first line with these words."""
     line = next(line for line in text.splitlines() if line.startswith("|") and part in line)
     return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def ignored(_: str) -> None:
-    """Steps."""
-
-
-# ------------------------------------------------------------------------------------------ the page
 
 
 def test_a_row_has_our_figure_the_ratios_and_a_verdict_for_each_goal() -> None:
@@ -91,7 +85,7 @@ def test_ways_are_compared_with_what_does_the_same_and_steps_with_nothing() -> N
     assert row(text, "| icedb, again |") == ["icedb, again", "0.200 ms", "0.100 ms to 0.300 ms"]
 
 
-def test_our_ways_are_told_where_none_is_above_the_others() -> None:
+def test_rows_without_comparison_list_our_ways() -> None:
     measured_findings = replace(
         COMMITS, ways=[Way("icedb, at first", [1.0, 3.0, 2.0]), Way("icedb, merged", [0.5])], unit="s"
     )
@@ -100,36 +94,36 @@ def test_our_ways_are_told_where_none_is_above_the_others() -> None:
     assert row(text, "| icedb, merged |") == ["icedb, merged", "0.500", "0.500 to 0.500"]
 
 
-def test_counts_of_several_groups_stand_side_by_side() -> None:
+def test_counts_of_several_groups_are_columns() -> None:
     text = page({"commits": Entry(RUN, [replace(COMMITS, counts={"we: GET": 1, "they: GET": 2, "they: PUT": 3})])}, {})
     assert row(text, "| counted |") == ["counted", "we", "they"]
     assert row(text, "| GET |") == ["GET", "1", "2"]
     assert row(text, "| PUT |") == ["PUT", "", "3"]
 
 
-def test_the_page_says_how_long_each_module_took() -> None:
+def test_the_page_has_the_time_of_each_module() -> None:
     measured_findings = {
-        "insert": Entry(RUN, [INSERT], module="benchmarks.inserting", seconds=90.4),
-        "dicts": Entry(RUN, [replace(INSERT, key="dicts")], module="benchmarks.inserting", seconds=90.4),
-        "merge": Entry(RUN, failed="why", module="benchmarks.merging", seconds=10),
+        "insert": Entry(RUN, [INSERT], module="benchmarks.writes.inserting", seconds=90.4),
+        "dicts": Entry(RUN, [replace(INSERT, key="dicts")], module="benchmarks.writes.inserting", seconds=90.4),
+        "merge": Entry(RUN, failed="why", module="benchmarks.writes.merging", seconds=10),
     }
-    assert row(page(measured_findings, {}), "| time |")[1] == "inserting 90 s, merging 10 s; in all 100 s"
+    assert row(page(measured_findings, {}), "| time |")[1] == "inserting 90 s, merging 10 s; in total 100 s"
 
 
-def test_reasons_are_told_once_and_only_of_goals_that_are_missed() -> None:
+def test_reasons_are_printed_once_for_missed_goals() -> None:
     text = page({"insert": Entry(RUN, [INSERT])}, {})
     assert text.count("Why missed: the sort") == 1
     assert "never told" not in text
 
 
-def test_every_row_is_there_measured_or_not_and_failures_are_told() -> None:
+def test_every_row_is_printed_and_failures_are_reported() -> None:
     text = page({"merge": Entry(RUN, failed="OutOfMemory: no | more")}, {})
     assert "| merge 600 parts into 30 |  |  |  | **failed**: OutOfMemory: no \\| more |" in text
-    assert "It failed: OutOfMemory: no | more" in text
+    assert "Failed: OutOfMemory: no | more" in text
     assert text.count("| not measured |") == len(suite.ROWS) - 1
 
 
-def test_conditions_that_differ_are_told_apart() -> None:
+def test_different_conditions_are_separate_sections() -> None:
     entries = {"insert": Entry(RUN, [INSERT]), "commits": Entry(replace(RUN, full=True, commit="def5678"), [COMMITS])}
     text = page(entries, {})
     assert "## Where: insert\n" in text
@@ -145,7 +139,7 @@ def test_numbers_keep_three_digits() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_entries_are_read_back(tmp_path: Path) -> None:
     entries = {"insert": Entry(RUN, [INSERT]), "commits": Entry(RUN, [COMMITS]), "life": Entry(RUN, failed="why")}
     write_entries(tmp_path / "new" / "r.json", entries)
     assert page(read_entries(tmp_path / "new" / "r.json"), {}) == page(entries, {})
@@ -153,7 +147,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_machine_is_told() -> None:
+def test_the_machine_is_described() -> None:
     machine = machine_now()
     assert machine.processor
     assert machine.cores > 0
@@ -162,10 +156,7 @@ def test_the_machine_is_told() -> None:
     assert commit_now()
 
 
-# ------------------------------------------------------------------------------------------ pictures
-
-
-def test_goals_are_drawn_where_our_bar_must_end() -> None:
+def test_goals_are_drawn_as_limits_of_our_bar() -> None:
     assert list(goal_lines(INSERT)) == [
         ("goal: at most 1.05 times theirs", pytest.approx(2.1)),
         ("goal: at most 0.9 times theirs", pytest.approx(1.8)),
@@ -176,7 +167,7 @@ def test_goals_are_drawn_where_our_bar_must_end() -> None:
 
 
 @pytest.mark.process
-def test_pictures_are_those_of_the_page_and_no_others(tmp_path: Path) -> None:
+def test_plots_are_exactly_those_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     for name in ("insert-9.png", "mine.png"):
         (tmp_path / "plots" / name).touch()
@@ -190,12 +181,10 @@ def test_pictures_are_those_of_the_page_and_no_others(tmp_path: Path) -> None:
     assert draw(replace(COMMITS, ways=[OURS, Way("a step", [1.0], "")], curves=[]), tmp_path / "x") == []
 
 
-# ------------------------------------------------------------------------------------------ modules
-
-
 MODULE = """
 import os
-from benchmarks.figures import Check, Finding, Way
+from benchmarks.harness.connections import connected
+from benchmarks.harness.figures import Check, Finding, Way
 
 def measure(plan, folder, on_step):
     on_step("measuring")
@@ -212,7 +201,7 @@ def make_module(folder: Path, name: str, body: str) -> None:
 
 
 @pytest.mark.long
-def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_module_is_reported_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     make_module(tmp_path, "bench_raises", "raise ValueError('not today')")
     make_module(tmp_path, "bench_dies", "os._exit(3)")
@@ -233,7 +222,7 @@ def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkey
     assert whys == {
         "insert": "ValueError: not today",
         "commits": "bench_dies ended with exit status 3",
-        "open": "bench_finds found nothing about open",
+        "open": "bench_finds returned no finding for open",
         "life": "ModuleNotFoundError: No module named 'bench_is_not_there'",
     }
     raised = answers["insert"]
@@ -248,7 +237,7 @@ def test_a_module_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkey
 
 
 @pytest.mark.process
-def test_a_run_of_some_rows_leaves_the_others(
+def test_a_run_of_some_rows_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -275,7 +264,7 @@ def test_a_run_of_some_rows_leaves_the_others(
     assert row(out.read_text(), "insert 1M Arrow rows")[-1] == "**failed**: ValueError: it was not to run"
     assert row(out.read_text(), "[merged again]")[-1] == "1 **met**"
 
-    with pytest.raises(typer.BadParameter, match="no such row: nothing"):
+    with pytest.raises(typer.BadParameter, match="unknown row nothing"):
         suite.main(only="merge,nothing", out=out)
 
 
@@ -283,10 +272,7 @@ def test_every_row_is_measured_by_one_module() -> None:
     assert sorted(key for keys in suite.MODULES.values() for key in keys) == sorted(suite.ROWS)
 
 
-# ------------------------------------------------------------------------------------------ inserting
-
-
-def test_the_best_of_the_others_is_the_measure_and_syncing_is_told_apart() -> None:
+def test_goals_compare_with_the_best_peer_with_and_without_fsync() -> None:
     ways = [
         Way("icedb", [3.0, 3.0]),
         Way(UNSYNCED, [2.0, 1.0]),
@@ -310,7 +296,7 @@ def test_the_best_of_the_others_is_the_measure_and_syncing_is_told_apart() -> No
 @pytest.mark.parametrize("name", [n for n in WRITERS if "pyiceberg" not in n])
 def test_each_way_stores_every_row(tmp_path: Path, name: str) -> None:
     (tmp_path / "table").mkdir()
-    place, rows = Place(str(tmp_path / "table"), tmp_path), make_rows(400)
+    place, rows = TablePlace(str(tmp_path / "table"), tmp_path), make_rows(400)
     with WRITERS[name](place, LAYOUT) as append:
         append(rows.slice(0, 200))
         append(rows.slice(200).to_pylist())
@@ -322,11 +308,11 @@ def test_each_way_stores_every_row(tmp_path: Path, name: str) -> None:
     [
         ("SELECT * FROM rows ORDER BY event, ts LIMIT 99", "has other rows"),
         ("SELECT * REPLACE (amount + 1 AS amount) FROM rows ORDER BY event, ts", "has other rows"),
-        ("SELECT * FROM rows ORDER BY user_id", "rows that come too late"),
+        ("SELECT * FROM rows ORDER BY user_id", "unsorted rows"),
         ("SELECT * FROM other_days ORDER BY event, ts", "rows of 30 partitions"),
     ],
 )
-def test_what_is_stored_otherwise_is_found(tmp_path: Path, stored: str, fault: str) -> None:
+def test_wrongly_stored_rows_are_detected(tmp_path: Path, stored: str, fault: str) -> None:
     many = make_rows(3000)
     with connected() as con:
         con.register("other_days", many)
@@ -335,7 +321,9 @@ def test_what_is_stored_otherwise_is_found(tmp_path: Path, stored: str, fault: s
         con.execute(f"COPY ({stored}) TO '{tmp_path}/0.parquet' (FORMAT parquet)")
     expected: pa.Table = many if "other_days" in stored else rows
     with pytest.raises(AssertionError, match=fault):
-        check_stored(Place(str(tmp_path), tmp_path), expected, LAYOUT, "ts, user_id, event, amount, page", ordered=True)
+        check_stored(
+            TablePlace(str(tmp_path), tmp_path), expected, LAYOUT, "ts, user_id, event, amount, page", ordered=True
+        )
 
 
 @pytest.mark.process

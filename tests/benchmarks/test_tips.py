@@ -1,4 +1,4 @@
-"""The tips are measured: their tables are those of the figures, their reasons hold in them, each experiment runs."""
+"""The tips: their tables equal the figures, their statements hold in them, and each experiment runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import tips, tips_rows, tips_tables
-from benchmarks.lab import Lab
+from benchmarks import tips
+from benchmarks.experiments import tips_rows, tips_tables
+from benchmarks.experiments.lab import Lab
 from benchmarks.tuning import by_experiment, draw, measure
 from tests.support.site.pages import ROOT
 
@@ -17,15 +18,12 @@ FIGURES = tips.read_figures()
 
 
 def figures(key: str, title: str, unit: str) -> dict[str, float]:
-    """What was written down, for each setting."""
+    """Return the stored median of each setting."""
     [by_key] = [f for f in FIGURES[key] if (f.title, f.unit) == (title, unit)]
     return {way.name: way.median for way in by_key.ways}
 
 
-# ------------------------------------------------------------------------------------------ the pages
-
-
-def test_the_tables_of_the_pages_are_those_of_the_figures() -> None:
+def test_the_tables_of_the_pages_equal_the_figures() -> None:
     assert list(FIGURES) == list(tips.TIPS)
     pages = [page.read_text() for page in tips.PAGES]
     for page in pages:
@@ -37,18 +35,18 @@ def test_the_tables_of_the_pages_are_those_of_the_figures() -> None:
         assert (ROOT / "docs" / "images" / f"tips-{key}.png").is_file() == tip.drawn
 
 
-def test_a_page_without_figures_is_found_out() -> None:
+def test_a_page_without_figures_is_detected() -> None:
     with pytest.raises(KeyError):
         tips.with_tables("<!-- figures: other -->\n<!-- end -->", FIGURES)
 
 
-def test_what_the_tips_say_holds_in_the_figures() -> None:
-    refused = "% of batches refused"
-    assert max(figures("floats", "as JSON has them", refused).values()) > 10
+def test_the_statements_of_the_tips_hold_in_the_figures() -> None:
+    rejected = "% of batches refused"
+    assert max(figures("floats", "as JSON has them", rejected).values()) > 10
     for way in ("float() of each", "column declared DOUBLE"):
-        assert set(figures("floats", way, refused).values()) == {0}
-    assert set(figures("nested", "text of JSON", refused).values()) == {0}
-    assert figures("nested", "nested objects", refused)["500"] > 90
+        assert set(figures("floats", way, rejected).values()) == {0}
+    assert set(figures("nested", "text of JSON", rejected).values()) == {0}
+    assert figures("nested", "nested objects", rejected)["500"] > 90
 
     batches = figures("batches", "10,000 rows", "requests to S3")
     assert batches["10"] > 2_000 > 200 > batches["10000"]  # "two thousand", "a handful"
@@ -56,9 +54,9 @@ def test_what_the_tips_say_holds_in_the_figures() -> None:
     assert stored["10"] > 9 * stored["10000"]  # "a tenth of the space"
 
     alone = figures("maintenance", "left alone", "requests of opening and one query")
-    kept = figures("maintenance", "merged and cleaned up every 50 commits", "requests of opening and one query")
+    maintained = figures("maintenance", "merged and cleaned up every 50 commits", "requests of opening and one query")
     assert alone["400"] > 7 * alone["50"]
-    assert kept["400"] < 1.1 * kept["50"]
+    assert maintained["400"] < 1.1 * maintained["50"]
 
     parts = figures("partitions", "the insert", "requests to S3")
     assert parts["hour"] > 700 > parts["day"] > 30 > parts["month"]
@@ -72,9 +70,6 @@ def test_what_the_tips_say_holds_in_the_figures() -> None:
     assert figures("cold", "memory of the process", "MB at most so far")["first query"] < 512  # "are enough"
 
 
-# ------------------------------------------------------------------------------------------ the experiments
-
-
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     for module, name, value in (
@@ -86,7 +81,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         (tips_rows, "NESTED_ROWS", 50),
         (tips_rows, "BATCH_ROWS", (50, 100)),
         (tips_tables, "LOOK_EVERY", 4),
-        (tips_tables, "PARTITION_FORMATS", {"month": "%Y-%m", "day": "%Y-%m-%d"}),
+        (Lab, "PARTITION_FORMATS", {"month": "%Y-%m", "day": "%Y-%m-%d"}),
         (tips_tables, "DEPTHS", (1, 3)),
     ):
         monkeypatch.setattr(module, name, value)
@@ -95,7 +90,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 
 
 def check_runs(lab: Lab, keys: list[str]) -> None:
-    """Each gives what the page has, in the same lines, and the first can be drawn."""
+    """Check that each experiment measures what the page shows, and that the first can be drawn."""
     pytest.importorskip("matplotlib")
     by_key = by_experiment(measure(lab, keys, experiments=tips.TIPS))
     assert list(by_key) == keys

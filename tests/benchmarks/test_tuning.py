@@ -1,4 +1,4 @@
-"""Settings are tried: every experiment runs, its answers are compared, and what is counted is right."""
+"""Experiments with settings: each runs, its answers are compared, and its counts are right."""
 
 from __future__ import annotations
 
@@ -10,33 +10,30 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import tuning, tuning_layouts
-from benchmarks.figures import Finding
-from benchmarks.lab import Lab, bytes_read
+from benchmarks import tuning
+from benchmarks.experiments import tuning_layouts
+from benchmarks.experiments.lab import Lab, bytes_read
+from benchmarks.harness.figures import Finding
 
-#: Those that need no S3 server.
+#: The experiments that need no S3 server.
 OF_FOLDERS = [key for key in tuning.EXPERIMENTS if key not in ("part-size", "row-groups", "commits")]
-
-
-def ignored(_: str) -> None:
-    """Of the steps that a benchmark tells."""
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     with ExitStack() as closing:
-        yield Lab(tmp_path, 400, commits=10, rounds=1, latency_ms=0, on_step=ignored, closing=closing)
+        yield Lab(tmp_path, 400, commits=10, rounds=1, latency_ms=0, on_step=lambda _: None, closing=closing)
 
 
 def counts(findings: list[Finding], key: str, title: str, unit: str) -> dict[str, float]:
-    """The only value of each setting."""
+    """Return the only value of each setting."""
     [finding] = [f for f in findings if (f.key, f.title, f.unit) == (key, title, unit)]
     assert all(len(way.values) == 1 for way in finding.ways)
     return {way.name: way.median for way in finding.ways}
 
 
-def check_told(findings: list[Finding], keys: list[str], folder: Path) -> None:
-    """Each experiment has its table, and its plot."""
+def check_output(findings: list[Finding], keys: list[str], folder: Path) -> None:
+    """Check that each experiment has its table and its plot."""
     pytest.importorskip("matplotlib")
     by_key = tuning.by_experiment(findings)
     assert list(by_key) == keys
@@ -53,7 +50,7 @@ def check_told(findings: list[Finding], keys: list[str], folder: Path) -> None:
 @pytest.mark.process
 def test_experiments_in_a_folder_run_and_are_drawn(lab: Lab, tmp_path: Path) -> None:
     findings = tuning.measure(lab, OF_FOLDERS)
-    check_told(findings, OF_FOLDERS, tmp_path / "images")
+    check_output(findings, OF_FOLDERS, tmp_path / "images")
     assert counts(findings, "partitions", "parts", "") == {"1": 1, "10": 10}
     parts = counts(findings, "divisions", "parts", "")
     assert parts["month"] == 1 < parts["day"] <= 30 < parts["hour"]
@@ -71,22 +68,22 @@ def test_experiments_in_s3_run_and_are_drawn(lab: Lab, tmp_path: Path, monkeypat
     monkeypatch.setattr(tuning_layouts, "ROW_GROUPS", {"10k": 10_240, "31k": 30_720})  # each starts a process
     keys = [key for key in tuning.EXPERIMENTS if key not in OF_FOLDERS]
     findings = tuning.measure(lab, keys)
-    check_told(findings, keys, tmp_path / "images")
+    check_output(findings, keys, tmp_path / "images")
     requests = counts(findings, "commits", "opening, not merged, S3", "requests")
     merged = counts(findings, "commits", "opening, log merged, S3", "requests")
     assert requests["10"] == merged["10"] + 9  # a log file for each commit, or one
     assert not (tmp_path / "tables").exists()
 
 
-def test_answers_that_differ_are_found_out(lab: Lab) -> None:
+def test_different_answers_are_detected(lab: Lab) -> None:
     answers = {"one": [(1, 2)], "other": [(1, 3)]}
-    with pytest.raises(AssertionError, match="the answers differ"):
+    with pytest.raises(AssertionError, match="the results differ"):
         lab.turns("key", "title", {name: lambda name=name: answers[name] for name in answers})  # type: ignore[misc]
-    with pytest.raises(AssertionError, match="or say nothing"):
+    with pytest.raises(AssertionError, match="or are empty"):
         lab.turns("key", "title", {"one": list, "other": list})
 
 
-def test_bytes_that_are_read_are_counted(tmp_path: Path) -> None:
+def test_read_bytes_are_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(3_000_000))
     once = bytes_read(lambda: (tmp_path / "file").read_bytes())
     assert 3_000_000 <= once < 3_100_000

@@ -1,8 +1,8 @@
 """A row with an id is in the table once, under crashes, retries, delays and concurrent writers.
 
-A group of three rows is committed with a fault at each of its requests in turn, and with another writer in between
-each two of them; then everything that was not acknowledged is sent again, as a client would. Threads and a clock of
-its own do not matter here: a `Committer` does what the writer's thread would do.
+A group of three rows is committed with a fault at each of its requests, and with another writer between each two
+requests. Then all rows without an acknowledgement are sent again, as by a client. A `Committer` replaces the thread of
+the writer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -25,12 +27,13 @@ from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.storage.obstore_store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
 from icedb.testing import create_table as create_in
+from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.fault_walk import SavedState
 
 GROUP = (1, 2, 3)
 
 
-class World:
+class IdsWorld:
     """A table with one commit, and the ids that were acknowledged."""
 
     def __init__(self) -> None:
@@ -54,9 +57,9 @@ class World:
 
 
 class Writer:
-    """One process's writer, without its thread. A request of his can fail, kill him, or be preceded by others' work."""
+    """The writer of one process, without its thread, whose store injects faults."""
 
-    def __init__(self, world: World, **options: Any) -> None:
+    def __init__(self, world: IdsWorld, **options: Any) -> None:
         self.world = world
         self.store = FaultyStore(world.store)
         self.table = open_table(self.store, world.clock)
@@ -84,7 +87,7 @@ class Writer:
         return ids
 
     def send(self, *names: object, **columns: object) -> Submission:
-        """One submission, whose answer may be an error. Ids of None are rows without."""
+        """Commit one submission, whose result may be an error. A name of None is a row without an id."""
         sent = measured([{"id": None if n is None else str(n), "n": 1, **columns} for n in names], table="")
         self.committer.commit([sent])
         if sent.answer.exception() is None:
@@ -96,18 +99,18 @@ class Writer:
 
 
 @pytest.fixture(scope="module")
-def shared_world() -> World:
-    return World()
+def shared_world() -> IdsWorld:
+    return IdsWorld()
 
 
 @pytest.fixture
-def world(shared_world: World) -> World:
+def world(shared_world: IdsWorld) -> IdsWorld:
     shared_world.reset()
     return shared_world
 
 
-def requests(world: World, act: Callable[[Writer], object]) -> Iterator[tuple[Request, Writer]]:
-    """Those of an undisturbed run that change or list something, each with a new writer and the world as it was."""
+def requests(world: IdsWorld, act: Callable[[Writer], object]) -> Iterator[tuple[Request, Writer]]:
+    """Yield each put, delete and listing of an undisturbed run, with a new writer in the initial state."""
     world.reset()
     writer = Writer(world)
     act(writer)
@@ -132,7 +135,7 @@ ACTS = pytest.mark.parametrize(
 # ------------------------------------------------------------------------------------------ once
 
 
-def test_what_is_sent_again_is_dropped_and_acknowledged_as_repeated(world: World) -> None:
+def test_repeated_rows_are_dropped_and_acknowledged_as_repeated(world: IdsWorld) -> None:
     writer = Writer(world)
     first = writer.write(1, 2, 2)
     assert (first.rows, first.repeated_rows, first.key is None) == (2, 1, False)
@@ -143,7 +146,7 @@ def test_what_is_sent_again_is_dropped_and_acknowledged_as_repeated(world: World
     assert world.ids() == ["1", "2", "4", "first"]
 
 
-def test_rows_without_an_id_are_always_taken(world: World) -> None:
+def test_rows_without_an_id_are_always_taken(world: IdsWorld) -> None:
     writer = Writer(world)
     assert [writer.write(None, "", None).rows for _ in range(2)] == [3, 3]
     assert measured([{"n": 1}], table="").count == 1
@@ -154,7 +157,7 @@ def test_rows_without_an_id_are_always_taken(world: World) -> None:
 
 
 @pytest.mark.long
-def test_of_a_group_each_is_told_of_his_own(world: World) -> None:
+def test_each_submission_of_a_group_gets_its_own_result(world: IdsWorld) -> None:
     writer = Writer(world)
     group = [measured([{"id": i} for i in ids], table="") for ids in (["a", "b"], ["b"], ["a", "c", None])]
     bad = measured([{"id": "x", "n": "text"}, {"id": "c"}], table="")
@@ -166,7 +169,7 @@ def test_of_a_group_each_is_told_of_his_own(world: World) -> None:
     assert world.ids() == ["a", "b", "c", "first", None], "what the refused one had was not taken for known"
 
 
-def test_arrow_has_ids_as_dicts_have(world: World) -> None:
+def test_arrow_has_ids_as_dicts_have(world: IdsWorld) -> None:
     writer = Writer(world)
     tables = [
         pa.table({"id": ["a", None, "a"]}),
@@ -194,7 +197,7 @@ def test_an_id_may_be_a_uuid_or_a_whole_number(memory: Any, values: tuple[Any, A
 
 
 @pytest.mark.parametrize("value", [1.5, True, ["a"], {"a": 1}, b"a", "\ud800"])
-def test_what_is_no_id_is_refused(world: World, value: object) -> None:
+def test_an_invalid_id_is_rejected(world: IdsWorld, value: object) -> None:
     sent = measured([{"id": value}], table="")
     Writer(world).committer.commit([sent])
     with pytest.raises(InvalidBatch, match="'id'"):
@@ -208,7 +211,7 @@ def test_what_is_no_id_is_refused(world: World, value: object) -> None:
 # ------------------------------------------------------------------------------------------ whatever fails
 
 
-#: To die before a request is to die after the one before, and what comes late did not come at first.
+#: A crash before a request equals one after the previous request, and a delayed request fails at first.
 FAULTS = [
     Fault.CRASH_AFTER,
     Fault.LOSE_RESPONSE,
@@ -221,7 +224,7 @@ FAULTS = [
 @pytest.mark.long
 @ACTS
 @pytest.mark.parametrize("fault", FAULTS)
-def test_once_whatever_happens_to_a_request(world: World, act: Callable[[Writer], Submission], fault: Fault) -> None:
+def test_faults_duplicate_no_row(world: IdsWorld, act: Callable[[Writer], Submission], fault: Fault) -> None:
     for request, writer in requests(world, act):
         writer.store.inject(fault, number=request.number)
         with suppress(Crash, StoreUnavailable):
@@ -239,16 +242,16 @@ def test_once_whatever_happens_to_a_request(world: World, act: Callable[[Writer]
         assert world.ids() == ["1", "2", "3", "first"], request
 
 
-def another(world: World) -> None:
+def another(world: IdsWorld) -> None:
     Writer(world).write(2, 3, 4)
 
 
-def another_merges(world: World) -> None:
+def another_merges(world: IdsWorld) -> None:
     another(world)
     world.table().merge()
 
 
-def another_cleans_up(world: World) -> None:
+def another_cleans_up(world: IdsWorld) -> None:
     another_merges(world)
     world.clock.advance(2 * HOUR_MS)
     open_table(world.store, world.clock).cleanup()
@@ -259,18 +262,12 @@ def another_cleans_up(world: World) -> None:
 @pytest.mark.parametrize(
     "others", [another, pytest.param(another_merges, marks=pytest.mark.slow(seconds=5)), another_cleans_up]
 )
-def test_once_with_another_writer_between_any_two_requests(
-    world: World, act: Callable[[Writer], Submission], others: Callable[[World], None]
+def test_rows_are_committed_once_beside_another_writer(
+    world: IdsWorld, act: Callable[[Writer], Submission], others: Callable[[IdsWorld], None]
 ) -> None:
     won = set()
     for request, writer in requests(world, act):
-
-        def interrupt(now: Request, number: int = request.number, writer: Writer = writer) -> None:
-            if now.number == number:
-                writer.store.before = None
-                others(world)
-
-        writer.store.before = interrupt
+        act_before(writer.store, partial(others, world), number=request.number)
         answer = act(writer).answer
         with suppress(IceDBError):
             won.add((answer.result().rows, answer.result().repeated_rows))
@@ -281,24 +278,18 @@ def test_once_with_another_writer_between_any_two_requests(
     assert len(won) == 2, "sometimes the other was first, sometimes not"
 
 
-def test_a_row_without_an_id_is_not_doubled_by_who_slept_while_others_published_it(world: World) -> None:
+def test_a_writer_that_paused_does_not_duplicate_rows_without_an_id(world: IdsWorld) -> None:
     writer = Writer(world)
     writer.ids.refresh()
-
-    def interrupt(now: Request) -> None:
-        if now.kind == "create" and "_claims/txn" in now.keys[0]:
-            writer.store.after = None
-            another_cleans_up(world)
-
-    writer.store.after = interrupt
+    act_after(writer.store, partial(another_cleans_up, world), kind="create", key="_claims/txn")
     with pytest.raises(CommitStateUnknown):
         writer.write(1, None)
     assert len(world.ids()) == 1 + 2 + 3
 
 
 @pytest.mark.long
-def test_once_with_a_writer_who_died_with_his_claim(world: World) -> None:
-    """The claim exists, the log file does not: the next writer publishes it, and drops its own rows with these ids."""
+def test_rows_of_a_crashed_writer_s_claim_are_committed_once(world: IdsWorld) -> None:
+    """The claim exists without its log file. The next writer publishes it, and drops its own rows of these ids."""
     for wait_ms in (0, 2 * MINUTE_MS, 20 * MINUTE_MS):
         world.reset()
         dead = Writer(world)
@@ -312,30 +303,17 @@ def test_once_with_a_writer_who_died_with_his_claim(world: World) -> None:
 
 
 @pytest.mark.long
-def test_writers_of_several_threads_at_once(world: World) -> None:
-    failed: list[BaseException] = []
-    taken: list[int] = []
+def test_writers_of_several_threads_at_once(world: IdsWorld) -> None:
+    def write(_: int) -> int:
+        writer = Writer(world)
+        return sum(writer.write(*range(first, first + 8)).rows for first in range(0, 24, 4))
 
-    def write(who: int) -> None:
-        try:
-            writer = Writer(world)
-            for first in range(0, 24, 4):
-                rows = range(first, first + 8)
-                taken.append(writer.write(*rows).rows)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=write, args=(who,)) for who in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failed
-    assert sum(taken) == 28
+    with ThreadPoolExecutor(3) as pool:
+        assert sum(pool.map(write, range(3))) == 28
     assert sorted(world.ids()) == sorted([str(n) for n in range(28)] + ["first"])
 
 
-def test_whether_rows_without_an_id_are_there_may_stay_open_and_with_one_they_are_sent_again(world: World) -> None:
+def test_only_rows_with_an_id_are_retried_after_an_unknown_outcome(world: IdsWorld) -> None:
     writer = Writer(world)
     writer.store.inject(Fault.FAIL, kind="create", key="_log/", times=1_000)
     with pytest.raises(RetryableError):
@@ -348,7 +326,7 @@ def test_whether_rows_without_an_id_are_there_may_stay_open_and_with_one_they_ar
 
 
 @pytest.mark.long
-def test_a_merge_between_two_commits_hides_nothing_from_another(world: World) -> None:
+def test_a_merge_between_two_commits_hides_nothing_from_another(world: IdsWorld) -> None:
     mine, other = Writer(world), Writer(world)
     mine.write(1)
     other.write(2)
@@ -360,7 +338,7 @@ def test_a_merge_between_two_commits_hides_nothing_from_another(world: World) ->
     assert world.ids() == ["1", "2", "5", "6", "first"]
 
 
-def test_only_what_is_new_is_read(world: World) -> None:
+def test_only_what_is_new_is_read(world: IdsWorld) -> None:
     mine, other = Writer(world), Writer(world)
     mine.write(1)
     other.write(2)
@@ -377,7 +355,7 @@ def test_only_what_is_new_is_read(world: World) -> None:
 # ------------------------------------------------------------------------------------------ window and memory
 
 
-def test_ids_are_remembered_for_the_window_and_not_much_longer(world: World) -> None:
+def test_ids_are_remembered_for_the_window_and_not_much_longer(world: IdsWorld) -> None:
     writer = Writer(world, window_ms=HOUR_MS)
     writer.write("old")
     world.clock.advance(HOUR_MS)
@@ -389,7 +367,7 @@ def test_ids_are_remembered_for_the_window_and_not_much_longer(world: World) -> 
     assert writer.ids.count == 2
 
 
-def test_what_a_merge_moved_lately_is_known_though_its_rows_are_old(world: World) -> None:
+def test_ids_of_recently_merged_parts_are_known(world: IdsWorld) -> None:
     Writer(world).write("a")
     world.clock.advance(30 * MINUTE_MS)
     world.table().merge()
@@ -397,7 +375,7 @@ def test_what_a_merge_moved_lately_is_known_though_its_rows_are_old(world: World
 
 
 @pytest.mark.long
-def test_no_more_ids_are_kept_than_allowed_the_oldest_go_first(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_oldest_ids_are_forgotten_beyond_ids_max(world: IdsWorld, caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer(world, ids_max=10)
     for n in range(30):
         world.clock.advance(1_000)
@@ -411,7 +389,7 @@ def test_no_more_ids_are_kept_than_allowed_the_oldest_go_first(world: World, cap
 
 
 @pytest.mark.long
-def test_after_a_pause_in_which_the_log_forgot_all_is_read_anew(world: World) -> None:
+def test_all_ids_are_read_again_after_a_long_pause(world: IdsWorld) -> None:
     mine, other = Writer(world), Writer(world)
     mine.write("mine")
     other.write("other")
@@ -425,7 +403,7 @@ def test_after_a_pause_in_which_the_log_forgot_all_is_read_anew(world: World) ->
 
 
 @pytest.mark.long
-def test_when_the_log_has_forgotten_the_last_transaction_it_begins_again(world: World) -> None:
+def test_the_sequence_restarts_after_the_log_forgot_it(world: IdsWorld) -> None:
     writer = Writer(world)
     writer.write("a")
     writer.write("b")
@@ -438,7 +416,7 @@ def test_when_the_log_has_forgotten_the_last_transaction_it_begins_again(world: 
     assert world.ids() == ["a", "b", "c", "d", "e", "f", "first"]
 
 
-def test_an_application_that_began_again_and_is_as_far_as_before_is_not_taken_for_the_old_one(world: World) -> None:
+def test_a_restarted_sequence_with_the_same_number_is_detected(world: IdsWorld) -> None:
     writer = Writer(world)
     writer.write("a")
     writer.write("b")
@@ -454,14 +432,14 @@ def test_an_application_that_began_again_and_is_as_far_as_before_is_not_taken_fo
     assert writer.write("c", "d", "e").repeated_rows == 2
 
 
-def test_a_sequence_of_another_program_that_cannot_be_followed_is_told(world: World) -> None:
+def test_a_sequence_exhausted_by_another_program_is_rejected(world: IdsWorld) -> None:
     writer = Writer(world)
     world.table().insert([{"n": 1}], txn=(writer.ids.application, 2**63 - 1))
     with pytest.raises(InvalidOption, match="another program uses the name"):
         writer.write("a")
 
 
-def test_an_id_that_breaks_all_bounds_is_its_senders_fault_alone(world: World) -> None:
+def test_an_oversized_id_fails_only_its_submission(world: IdsWorld) -> None:
     good, bad = measured([{"id": "a"}], table=""), measured([{"id": 10**5000}], table="")
     Writer(world).committer.commit([good, bad])
     assert good.answer.result().rows == 1
@@ -472,7 +450,7 @@ def test_an_id_that_breaks_all_bounds_is_its_senders_fault_alone(world: World) -
 # ------------------------------------------------------------------------------------------ tables that cannot
 
 
-def test_a_table_from_which_ids_may_vanish_is_refused(memory: Any) -> None:
+def test_a_table_whose_merges_drop_ids_is_rejected(memory: Any) -> None:
     merging = {"merging": Aggregating(by=("day",), sum=("n",), any=("id",))}
     for number, options in enumerate([merging, {"merge_query": "SELECT * FROM source_files"}]):
         table = Table.create(f"{memory.uri}{number}", **options)  # type: ignore[arg-type]
@@ -486,13 +464,13 @@ def test_a_table_from_which_ids_may_vanish_is_refused(memory: Any) -> None:
         assert writer.write([{"id": "a"}]).rows == 1
 
 
-def test_a_store_that_does_not_tell_who_was_first_is_refused(memory: Any) -> None:
+def test_a_table_without_fencing_is_rejected(memory: Any) -> None:
     Table.create(memory.uri)
     with pytest.raises(InvalidOption, match="fencing='none'"):
         BufferedWriter(Table.open(memory.uri, fencing="none"), id_column="id")
 
 
-def test_a_column_that_holds_no_ids_is_refused(memory: Any) -> None:
+def test_an_id_column_of_another_type_is_rejected(memory: Any) -> None:
     table = Table.create(memory.uri)
     table.insert([{"id": 1.5}])
     with pytest.raises(InvalidOption, match="id_column 'id' is DOUBLE; ids are text"):
@@ -502,7 +480,7 @@ def test_a_column_that_holds_no_ids_is_refused(memory: Any) -> None:
 
 
 @pytest.mark.long
-def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:
+def test_views_and_the_quarantine_get_the_committed_rows(memory: Any) -> None:
     table = Table.create(memory.uri)
     table.insert([{"id": "a", "n": 0}])
     view = table.create_view("ids", "SELECT id FROM _rows")
@@ -517,7 +495,7 @@ def test_views_and_the_quarantine_get_what_was_committed(memory: Any) -> None:
     assert aside == [('{"id":"c","n":"text"}',)]
 
 
-def test_a_window_that_the_altered_table_no_longer_covers_is_refused(world: World) -> None:
+def test_a_window_that_the_altered_table_no_longer_covers_is_refused(world: IdsWorld) -> None:
     writer = Writer(world)
     world.table().alter(timing=Timing(txn_retention_ms=DAY_MS))
     with pytest.raises(InvalidOption, match="id_window_ms is 86400000"):

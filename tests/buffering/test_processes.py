@@ -33,8 +33,8 @@ class Sender:
         command = [sys.executable, str(WORKER), json.dumps(task)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=WORKER.parents[2])
 
-    def hear(self, answers: int | None = None) -> None:
-        """Wait for so many acknowledgements (None: all that come). What a killed process said half is not believed."""
+    def read(self, answers: int | None = None) -> None:
+        """Wait for `answers` acknowledgements, or for all. Ignore the incomplete line of a killed process."""
         assert self._process is not None
         assert self._process.stdout is not None
         for number, line in enumerate(self._process.stdout, 1):
@@ -52,7 +52,7 @@ class Sender:
         assert self._process is not None
         assert self._process.stdout is not None
         if not self._process.stdout.closed:
-            self.hear()
+            self.read()
             self._process.stdout.close()
         return self._process.wait(SECONDS_MAX)
 
@@ -70,12 +70,12 @@ def story(place: Any, *, kills: int, events_each: int) -> None:
         for number in range(1, kills + 1):
             for sender in senders:
                 sender.start(10 * events_each * number)
-            senders[number % SENDERS].hear(events_each)
+            senders[number % SENDERS].read(events_each)
             for sender in senders:
                 sender.kill()
-            there = events_of(table)
-            assert len(there) == len(set(there)), "doubled"
-            assert set(there) >= senders[0].acknowledged | senders[1].acknowledged, "lost"
+            committed = events_of(table)
+            assert len(committed) == len(set(committed)), "duplicates"
+            assert set(committed) >= senders[0].acknowledged | senders[1].acknowledged, "lost"
         events = max(len(s.acknowledged) for s in senders) + events_each
         for sender in senders:
             sender.start(events)
@@ -84,15 +84,15 @@ def story(place: Any, *, kills: int, events_each: int) -> None:
         for sender in senders:
             sender.kill()
     assert all(s.acknowledged == set(range(events)) for s in senders)
-    there = events_of(table)
-    assert there[: events + 1] == list(range(-1, events)), "what was sent and not acknowledged may be there, too"
-    assert len(there) == len(set(there))
+    committed = events_of(table)
+    assert committed[: events + 1] == list(range(-1, events)), "events without an acknowledgement may be committed, too"
+    assert len(committed) == len(set(committed))
 
 
-def test_events_of_killed_processes_are_there_once(local: Any) -> None:
+def test_events_of_killed_processes_are_committed_once(local: Any) -> None:
     story(local, kills=1, events_each=40)
 
 
 @pytest.mark.slow(seconds=60)
-def test_events_of_killed_processes_are_there_once_twenty_times(shared_place: Any) -> None:
+def test_events_of_killed_processes_are_committed_once_twenty_times(shared_place: Any) -> None:
     story(shared_place, kills=20, events_each=60)

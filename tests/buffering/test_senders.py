@@ -24,6 +24,7 @@ from icedb.errors import (
     WriterClosed,
 )
 from tests.buffering.test_writer import LONG_MS, Gate, gate, rows_of
+from tests.support.waiting import SECONDS_MAX
 
 __all__ = ["gate"]  # the fixture
 
@@ -47,7 +48,7 @@ def filled(*submissions: Submission) -> SubmissionQueue:
 # ------------------------------------------------------------------------------------------------ the queue
 
 
-def test_without_senders_it_is_first_in_first_out() -> None:
+def test_without_senders_the_queue_is_first_in_first_out() -> None:
     ones = [of(None, size) for size in (5, 1, 4, 2)]
     queue = filled(*ones)
     assert queue.take(10, 10) == ones[:3]
@@ -60,7 +61,7 @@ def test_a_flood_of_one_sender_leaves_the_others_their_place_in_the_next_group()
     assert queue.since == 3.0  # of the flood three were taken
 
 
-def test_large_submissions_of_one_sender_do_not_keep_small_ones_out_nor_starve() -> None:
+def test_large_and_small_submissions_take_turns() -> None:
     queue = filled(*(of("h", 50) for _ in range(3)), *(of("v", 1) for _ in range(120)))
     first, second = queue.take(50, 10**6), queue.take(50, 10**6)
     assert senders(first) == "h"  # it waits longest
@@ -75,7 +76,7 @@ def test_large_submissions_of_one_sender_do_not_keep_small_ones_out_nor_starve()
     st.integers(1, 30),
     st.data(),
 )
-def test_nothing_is_lost_doubled_or_taken_out_of_its_senders_order(
+def test_the_queue_keeps_each_sender_s_order(
     sizes: list[tuple[str, int]], rows_max: int, bytes_max: int, data: st.DataObject
 ) -> None:
     ones = [of(*each) for each in sizes]
@@ -100,17 +101,17 @@ def test_nothing_is_lost_doubled_or_taken_out_of_its_senders_order(
 
 
 def outcomes(futures: list[Future[Acknowledged]]) -> list[str]:
-    wait(futures, 240)
+    wait(futures, SECONDS_MAX)
     return [type(f.exception()).__name__ if f.exception() else "ok" for f in futures]
 
 
 @pytest.mark.long
 def test_a_sender_whose_rows_are_refused_costs_the_others_no_commit(gate: Gate) -> None:
-    """All are in one group: the neighbour's rows are one commit, whatever the others sent, and come first."""
+    """All submissions are in one group. The valid rows of the other sender are one commit, and come first."""
     order: list[str] = []
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         first = writer.submit([{"n": 0}])
-        assert gate.reached.wait(240)
+        assert gate.reached.wait(SECONDS_MAX)
         bad, good = [], []
         for n in range(10):
             bad.append(writer.submit([{"n": "x" if n % 2 else 100 + n}], sender="hostile"))
@@ -164,20 +165,20 @@ def test_columns_that_rows_bring_are_limited_and_others_writers_columns_count(me
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 50])
-def test_what_was_put_back_is_committed_or_dropped_by_close(gate: Gate, timeout_ms: int | None) -> None:
+def test_submissions_put_back_are_committed_or_dropped_by_close(gate: Gate, timeout_ms: int | None) -> None:
     writer = BufferedWriter(gate.table, delay_max_ms=0)
     first = writer.submit([{"n": 0}])
-    assert gate.reached.wait(240)
+    assert gate.reached.wait(SECONDS_MAX)
     futures = [writer.submit([{"n": "x" if n == 5 else n}], sender="one") for n in range(1, 8)]
     closing = threading.Thread(target=_close, args=(writer, timeout_ms))
     closing.start()
     if timeout_ms is not None:
-        closing.join(240)
+        closing.join(SECONDS_MAX)
     gate.open.set()
-    closing.join(240)
-    said = outcomes(futures)
-    assert first.result(240).rows == 1
-    assert said == (["ok"] * 4 + ["SchemaConflict"] + ["ok"] * 2 if timeout_ms is None else ["WriterClosed"] * 7)
+    closing.join(SECONDS_MAX)
+    results = outcomes(futures)
+    assert first.result(SECONDS_MAX).rows == 1
+    assert results == (["ok"] * 4 + ["SchemaConflict"] + ["ok"] * 2 if timeout_ms is None else ["WriterClosed"] * 7)
 
 
 def _close(writer: BufferedWriter, timeout_ms: int | None) -> None:
@@ -185,16 +186,16 @@ def _close(writer: BufferedWriter, timeout_ms: int | None) -> None:
         writer.close(timeout_ms=timeout_ms)
 
 
-def test_what_is_put_back_after_the_writer_gave_up_is_answered(gate: Gate) -> None:
-    """The group is under way when the writer is closed: its first half is tried, the rest is answered."""
+def test_submissions_put_back_after_close_are_answered(gate: Gate) -> None:
+    """The writer is closed during a commit. The first half of the group is committed, and the rest is rejected."""
     writer = BufferedWriter(gate.table, delay_max_ms=LONG_MS)
     futures = [writer.submit([{"n": "x" if n == 3 else n}], sender="one") for n in range(4)]
     hurry = threading.Thread(target=_flush, args=(writer,))
     hurry.start()
-    assert gate.reached.wait(240)  # the first half
+    assert gate.reached.wait(SECONDS_MAX)  # the first half
     _close(writer, 50)
     gate.open.set()
-    hurry.join(240)
+    hurry.join(SECONDS_MAX)
     assert outcomes(futures) == ["ok", "ok", "WriterClosed", "WriterClosed"]
     assert writer.stats().pending_bytes == 0
 
@@ -205,6 +206,6 @@ def _flush(writer: BufferedWriter) -> None:
 
 
 @pytest.mark.parametrize("options", [{"partitions_max": 0}, {"columns_max": True}, {"partitions_max": "3"}])
-def test_limits_that_make_no_sense_are_refused(memory: Any, options: dict[str, Any]) -> None:
+def test_invalid_limits_are_rejected(memory: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=r"give a whole number of at least 1|must be a whole number or None"):
         BufferedWriter(Table.create(memory.uri), **options)

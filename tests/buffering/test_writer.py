@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from icedb.errors import (
 )
 from icedb.storage.obstore_store import ObjectExists
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, Request, check_sound, create_table, open_table
-from tests.support.waiting import wait_until
+from tests.support.tables.numbered_rows import data_keys
+from tests.support.waiting import SECONDS_MAX, wait_until
 
 LONG_MS = 3_600_000
 
@@ -46,11 +47,11 @@ def rows_of(table: Table, columns: str = "n") -> list[Any]:
 
 
 def keys(futures: list[Future[Acknowledged]]) -> set[str | None]:
-    return {f.result(240).key for f in futures}
+    return {f.result(SECONDS_MAX).key for f in futures}
 
 
 class Gate:
-    """A table whose commits wait before their first part is put, until the test lets them."""
+    """A table whose commits wait before their first put of a part, until the test opens the gate."""
 
     def __init__(self) -> None:
         clock = ManualClock(ids="random")
@@ -65,7 +66,7 @@ class Gate:
     def _wait(self, request: Request) -> None:
         if request.kind == "create" and "/_data/" in request.keys[0]:
             self.reached.set()
-            assert self.open.wait(240)
+            assert self.open.wait(SECONDS_MAX)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def gate() -> Iterator[Gate]:
 # ------------------------------------------------------------------------------------------ groups
 
 
-def test_what_comes_together_is_one_commit_and_each_sender_is_told_of_his_rows(table: Table) -> None:
+def test_a_group_is_one_commit_and_each_sender_gets_its_rows(table: Table) -> None:
     with BufferedWriter(table, delay_max_ms=LONG_MS) as writer:
         futures = [writer.submit([{"n": n}] * (n + 1)) for n in range(5)]
         assert not any(f.done() for f in futures)
@@ -94,23 +95,23 @@ def test_what_comes_together_is_one_commit_and_each_sender_is_told_of_his_rows(t
 
 
 @pytest.mark.parametrize("limit", [{"rows_max": 10}, {"bytes_max": 60}])
-def test_a_group_that_is_large_enough_does_not_wait(table: Table, limit: dict[str, Any]) -> None:
+def test_a_large_group_does_not_wait(table: Table, limit: dict[str, Any]) -> None:
     with BufferedWriter(table, delay_max_ms=LONG_MS, **limit) as writer:
         few = writer.submit([{"n": 1}])
         assert not few.done()
         assert keys([few, writer.submit([{"n": n} for n in range(10)])]) == {few.result().key}
 
 
-def test_the_oldest_rows_wait_no_longer_than_they_must(table: Table) -> None:
+def test_the_oldest_rows_wait_for_delay_max_only(table: Table) -> None:
     with BufferedWriter(table, delay_max_ms=1) as writer:
-        assert writer.submit([{"n": 1}]).result(240).rows == 1
+        assert writer.submit([{"n": 1}]).result(SECONDS_MAX).rows == 1
         assert writer.write([{"n": 2}]).key != writer.write([{"n": 3}]).key
 
 
-def test_while_a_commit_is_made_the_next_group_gathers(gate: Gate) -> None:
+def test_the_next_group_gathers_during_a_commit(gate: Gate) -> None:
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         first = writer.submit([{"n": 0}])
-        assert gate.reached.wait(240)
+        assert gate.reached.wait(SECONDS_MAX)
         others = [writer.submit([{"n": n}]) for n in range(1, 9)]
         stats = writer.stats()
         assert (stats.pending_submissions, stats.pending_rows) == (9, 9)
@@ -121,7 +122,7 @@ def test_while_a_commit_is_made_the_next_group_gathers(gate: Gate) -> None:
     assert rows_of(gate.table) == list(range(-1, 9))
 
 
-def test_dicts_and_arrow_of_any_kind_are_taken(table: Table) -> None:
+def test_dicts_and_arrow_of_any_kind_are_accepted(table: Table) -> None:
     with BufferedWriter(table, delay_max_ms=LONG_MS) as writer:
         futures = [
             writer.submit([{"n": 1}]),
@@ -142,12 +143,12 @@ def test_dicts_and_arrow_of_any_kind_are_taken(table: Table) -> None:
 
 
 @pytest.mark.parametrize("rows", [{"n": 1}, "rows", None, 5, b"x", {1, 2}])
-def test_what_holds_no_rows_is_refused_at_once(table: Table, rows: object) -> None:
+def test_invalid_rows_are_rejected_at_once(table: Table, rows: object) -> None:
     with BufferedWriter(table) as writer, pytest.raises(InvalidBatch, match=r"memory://.* a list of dicts, or Arrow"):
         writer.submit(rows)
 
 
-def test_rows_that_cannot_be_json_have_a_size_all_the_same(table: Table) -> None:
+def test_rows_that_are_not_json_have_a_size(table: Table) -> None:
     class Odd:
         def __str__(self) -> str:
             raise ValueError("odd")
@@ -161,15 +162,9 @@ def test_rows_that_cannot_be_json_have_a_size_all_the_same(table: Table) -> None
 
 
 def test_threads_and_event_loops_share_a_writer(table: Table) -> None:
-    writer = BufferedWriter(table, delay_max_ms=20)
-    failed: list[BaseException] = []
-
     def thread(who: int) -> None:
-        try:
-            for n in range(5):
-                assert writer.write([{"n": who * 100 + n}]).rows == 1
-        except BaseException as error:
-            failed.append(error)
+        for n in range(5):
+            assert writer.write([{"n": who * 100 + n}]).rows == 1
 
     def loop(who: int) -> None:
         async def one(n: int) -> None:
@@ -178,19 +173,11 @@ def test_threads_and_event_loops_share_a_writer(table: Table) -> None:
         async def every() -> None:
             await asyncio.gather(*map(one, range(20)))
 
-        try:
-            asyncio.run(every())
-        except BaseException as error:
-            failed.append(error)
+        asyncio.run(every())
 
-    threads = [threading.Thread(target=thread, args=(who,)) for who in range(4)]
-    threads += [threading.Thread(target=loop, args=(who,)) for who in (4, 5)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(240)
-    writer.close()
-    assert not failed
+    with BufferedWriter(table, delay_max_ms=20) as writer, ThreadPoolExecutor(6) as pool:
+        for done in [*(pool.submit(thread, who) for who in range(4)), *(pool.submit(loop, who) for who in (4, 5))]:
+            done.result(SECONDS_MAX)
     assert rows_of(table) == sorted(
         [who * 100 + n for who in range(4) for n in range(5)] + [who * 100 + n for who in (4, 5) for n in range(20)]
     )
@@ -200,7 +187,7 @@ def test_threads_and_event_loops_share_a_writer(table: Table) -> None:
 # ------------------------------------------------------------------------------------------ rejected rows
 
 
-def test_only_those_at_fault_are_refused_and_told_which_row_it_is(table: Table) -> None:
+def test_only_invalid_submissions_fail_and_name_their_row(table: Table) -> None:
     table.insert([{"n": 0}])
     with BufferedWriter(table, delay_max_ms=LONG_MS) as writer:
         good = [writer.submit([{"n": n}]) for n in range(1, 8)]
@@ -220,17 +207,16 @@ def test_only_those_at_fault_are_refused_and_told_which_row_it_is(table: Table) 
 
 
 def wait_for_group(writer: BufferedWriter) -> None:
-    """As `flush`, without raising what failed."""
+    """Wait as `flush` does, without raising errors."""
     writer._wait_for_all(None)
 
 
 def unnamed(table: Table) -> set[str]:
-    """Parts that nothing names."""
-    store = table.handle.store
-    return {i.key for i in store.list(table.handle.keys.data_prefix)} - table.handle.read(fresh=True).parts.keys()
+    """Return the stored parts that the log does not name."""
+    return data_keys(table.handle.store) - table.handle.read(fresh=True).parts.keys()
 
 
-def test_two_that_do_not_go_together_are_taken_as_if_one_came_after_the_other(table: Table) -> None:
+def test_conflicting_submissions_are_committed_one_after_the_other(table: Table) -> None:
     with BufferedWriter(table, delay_max_ms=LONG_MS) as writer:
         number, text = writer.submit([{"n": 1, "x": 1}]), writer.submit([{"n": 2, "x": "one"}])
         with pytest.raises(SchemaConflict, match="'x' is BIGINT in the table and VARCHAR in the batch"):
@@ -240,7 +226,7 @@ def test_two_that_do_not_go_together_are_taken_as_if_one_came_after_the_other(ta
     assert rows_of(table) == [1]
 
 
-def test_what_does_not_fit_is_set_aside_when_the_table_is_written_so(table: Table) -> None:
+def test_invalid_rows_are_quarantined_with_on_conflict_quarantine(table: Table) -> None:
     table.insert([{"n": 0}])
     with BufferedWriter(table, delay_max_ms=LONG_MS, on_conflict="quarantine") as writer:
         futures = [writer.submit([{"n": 1}]), writer.submit([{"n": "two"}, {"n": 3}])]
@@ -269,11 +255,11 @@ def test_a_view_is_fed(table: Table) -> None:
 # ------------------------------------------------------------------------------------------ room
 
 
-def test_who_brings_more_than_there_is_room_for_waits_or_is_told(gate: Gate) -> None:
+def test_a_submission_waits_for_room_or_raises_buffer_full(gate: Gate) -> None:
     big = [{"n": n} for n in range(10)]  # some 90 bytes
     with BufferedWriter(gate.table, delay_max_ms=0, pending_bytes_max=100) as writer:
         first = writer.submit(big)
-        assert gate.reached.wait(240)
+        assert gate.reached.wait(SECONDS_MAX)
         with pytest.raises(BufferFull, match=r"no room .* within 0 ms: \d+ bytes"):
             writer.submit(big, timeout_ms=0)
         with pytest.raises(BufferFull):
@@ -285,13 +271,13 @@ def test_who_brings_more_than_there_is_room_for_waits_or_is_told(gate: Gate) -> 
             asyncio.run(writer.write_async(big, timeout_ms=1))
         assert writer.stats().pending_submissions == 1
         gate.open.set()
-        waiting.join(240)
+        waiting.join(SECONDS_MAX)
         assert second[0].key != first.result().key
         assert writer.write([{"n": 1}] * 1000).rows == 1000, "larger than all room: alone"
     assert gate.table.snapshot().rows == 1 + 10 + 10 + 1000
 
 
-def test_an_event_loop_goes_on_while_one_of_its_tasks_waits_for_room(gate: Gate) -> None:
+def test_an_event_loop_runs_while_a_task_waits_for_room(gate: Gate) -> None:
     big = [{"n": n} for n in range(10)]
 
     async def story(writer: BufferedWriter) -> None:
@@ -313,10 +299,10 @@ def test_an_event_loop_goes_on_while_one_of_its_tasks_waits_for_room(gate: Gate)
     assert gate.table.snapshot().rows == 31
 
 
-def test_what_is_cancelled_before_its_group_begins_is_dropped(gate: Gate) -> None:
+def test_a_submission_cancelled_before_its_group_is_dropped(gate: Gate) -> None:
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         begun = writer.submit([{"n": 1}])
-        assert gate.reached.wait(240)
+        assert gate.reached.wait(SECONDS_MAX)
         waiting = writer.submit([{"n": 2}])
         assert waiting.cancel()
         assert not begun.cancel()
@@ -329,7 +315,7 @@ def test_what_is_cancelled_before_its_group_begins_is_dropped(gate: Gate) -> Non
 
 
 def no_waiting(writer: BufferedWriter) -> None:
-    """Tries follow each other at once."""
+    """Make the writer retry at once."""
     writer._give_up.wait = lambda timeout=None: False  # type: ignore[method-assign]
 
 
@@ -345,7 +331,7 @@ def flaky() -> tuple[Table, FaultyStore]:
 @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 @pytest.mark.parametrize("rows", [[{"n": 1}], [{"n": 1, "new": 1}]], ids=["plain", "brings a column"])
 @pytest.mark.parametrize("where", ["_data/", "_log/", "_claims/"])
-def test_a_store_that_is_away_for_a_while_delays_rows_and_doubles_none(
+def test_a_temporary_failure_duplicates_no_row(
     flaky: tuple[Table, FaultyStore], fault: Fault, rows: list[dict[str, int]], where: str
 ) -> None:
     table, store = flaky
@@ -361,7 +347,7 @@ def test_a_store_that_is_away_for_a_while_delays_rows_and_doubles_none(
     check_sound(store.inner)
 
 
-def test_a_store_that_stays_away_is_told_to_the_sender(flaky: tuple[Table, FaultyStore]) -> None:
+def test_a_permanent_failure_is_raised_to_the_sender(flaky: tuple[Table, FaultyStore]) -> None:
     table, store = flaky
     with BufferedWriter(table, delay_max_ms=0, retry_max_ms=0) as writer:
         store.inject(Fault.FAIL, kind="create", key="_data/", times=100)
@@ -373,7 +359,7 @@ def test_a_store_that_stays_away_is_told_to_the_sender(flaky: tuple[Table, Fault
     assert writer.stats().failed_rows == 1
 
 
-def test_whether_it_was_published_is_found_out(flaky: tuple[Table, FaultyStore]) -> None:
+def test_the_outcome_of_a_lost_response_is_determined(flaky: tuple[Table, FaultyStore]) -> None:
     table, store = flaky
     table.snapshot()  # the log is known, so the next that is read is what was put
     before = {i.key for i in store.inner.list("table/_log/")}
@@ -390,10 +376,8 @@ def test_whether_it_was_published_is_found_out(flaky: tuple[Table, FaultyStore])
     assert writer.stats().retries == 1
 
 
-def test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_published_again(
-    flaky: tuple[Table, FaultyStore],
-) -> None:
-    """The answer is lost, the machine sleeps for hours, and the rows are in another part by then."""
+def test_parts_that_may_be_merged_already_are_not_published_again(flaky: tuple[Table, FaultyStore]) -> None:
+    """The response is lost. The machine pauses for hours, and the rows are merged into another part meanwhile."""
     table, store = flaky
     table.snapshot()
     clock = table.handle.clock
@@ -424,7 +408,7 @@ def test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_publish
 # ------------------------------------------------------------------------------------------ the end
 
 
-def test_closed_it_takes_nothing_more_and_has_committed_all(table: Table) -> None:
+def test_close_commits_all_rows_and_rejects_later_ones(table: Table) -> None:
     writer = BufferedWriter(table, delay_max_ms=LONG_MS)
     future = writer.submit([{"n": 1}])
     writer.close()
@@ -439,10 +423,10 @@ def test_closed_it_takes_nothing_more_and_has_committed_all(table: Table) -> Non
     assert not writer._thread.is_alive()
 
 
-def test_close_with_a_timeout_drops_what_is_not_begun_and_says_so(gate: Gate) -> None:
+def test_close_with_a_timeout_drops_waiting_submissions(gate: Gate) -> None:
     writer = BufferedWriter(gate.table, delay_max_ms=0, pending_bytes_max=20)
     begun = writer.submit([{"n": 1}])
-    assert gate.reached.wait(240)
+    assert gate.reached.wait(SECONDS_MAX)
     waiting = writer.submit([{"n": 2}])
     refused: list[BaseException] = []
 
@@ -454,31 +438,30 @@ def test_close_with_a_timeout_drops_what_is_not_begun_and_says_so(gate: Gate) ->
 
     thread = threading.Thread(target=without_room)
     thread.start()
-    while not writer._room._queue:
-        pass
+    wait_until(lambda: writer._room._queue, "the thread waits for room")
     with pytest.raises(BufferFull, match="2 of 2 submissions were not answered within 1 ms"):
         writer.close(timeout_ms=1)
     with pytest.raises(WriterClosed, match="Nothing of them is in the table"):
         waiting.result(0)
-    thread.join(240)
+    thread.join(SECONDS_MAX)
     assert len(refused) == 1
     gate.open.set()
-    assert begun.result(240).rows == 1
-    writer._thread.join(240)
+    assert begun.result(SECONDS_MAX).rows == 1
+    writer._thread.join(SECONDS_MAX)
     assert rows_of(gate.table) == [-1, 1]
 
 
-def test_flush_with_a_timeout_says_how_much_is_left(gate: Gate) -> None:
+def test_flush_with_a_timeout_reports_the_remaining_submissions(gate: Gate) -> None:
     with BufferedWriter(gate.table, delay_max_ms=0) as writer:
         writer.submit([{"n": 1}])
-        assert gate.reached.wait(240)
+        assert gate.reached.wait(SECONDS_MAX)
         with pytest.raises(BufferFull, match="1 of 1"):
             writer.flush(timeout_ms=1)
         gate.open.set()
         writer.flush()
 
 
-def test_an_error_that_nobody_looked_at_is_raised_at_the_end(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unread_error_is_raised_by_close(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     table.insert([{"n": 0}])
     writer = BufferedWriter(table, delay_max_ms=LONG_MS)
     seen, first, second = (writer.submit([{"n": text}]) for text in "abc")
@@ -505,19 +488,19 @@ class Row(dict[str, Any]):
 
 
 @pytest.mark.long
-def test_who_keeps_an_error_does_not_keep_the_rows(table: Table) -> None:
+def test_a_kept_error_does_not_keep_its_rows(table: Table) -> None:
     table.insert([{"n": 0}])
     rows = [Row(n="text"), Row(n=1)]
     kept = [weakref.ref(row) for row in rows]
     with BufferedWriter(table, delay_max_ms=0) as writer:
         futures = [writer.submit([row]) for row in rows]
-        wait(futures, 240)
+        wait(futures, SECONDS_MAX)
         rows.clear()
         wait_until(lambda: (gc.collect(), not any(ref() for ref in kept))[1], "no row is there any more")
         assert isinstance(futures[0].exception(), SchemaConflict)
 
 
-def test_an_error_that_was_looked_at_is_forgotten(table: Table) -> None:
+def test_a_read_error_is_forgotten(table: Table) -> None:
     table.insert([{"n": 0}])
     with BufferedWriter(table, delay_max_ms=0) as writer:
         for _ in range(3):
@@ -544,16 +527,16 @@ def test_a_with_block_of_an_event_loop_flushes(table: Table) -> None:
     assert rows_of(table) == [1]
 
 
-def test_another_kind_of_error_stops_it_and_nobody_waits_for_ever(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_stops_the_writer_and_ends_all_waits(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     writer = BufferedWriter(gate.table, delay_max_ms=0)
     monkeypatch.setattr(writer._committer, "commit", leave)
     futures = [writer.submit([{"n": 1}])]
     with pytest.raises(SystemExit):
-        futures[0].result(240)
+        futures[0].result(SECONDS_MAX)
     with pytest.raises(WriterClosed):
         writer.submit([{"n": 2}])
-    writer._thread.join(240)
+    writer._thread.join(SECONDS_MAX)
 
 
 def leave(group: object) -> None:
@@ -562,7 +545,7 @@ def leave(group: object) -> None:
 
 @contextmanager
 def forked(act: Callable[[], None]) -> Iterator[int]:
-    """What a child that was forked exits with: 0 when `act` raised nothing."""
+    """Run `act` in a forked child, and yield its exit status: 0 if `act` raised nothing."""
     pid = os.fork()
     if not pid:
         try:
@@ -576,7 +559,7 @@ def forked(act: Callable[[], None]) -> Iterator[int]:
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_writer_is_of_one_process(table: Table) -> None:
+def test_a_forked_process_cannot_use_the_writer(table: Table) -> None:
     writer = BufferedWriter(table, delay_max_ms=LONG_MS)
     future = writer.submit([{"n": 1}])
 
@@ -607,27 +590,21 @@ if sys.argv[2] == "raises":
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("how", "status", "said"), [("raises", 1, "mine"), ("lost", 0, "not all are")])
-def test_what_is_pending_when_the_interpreter_ends_is_committed_or_said(
-    local: Any, how: str, status: int, said: str
-) -> None:
+@pytest.mark.parametrize(("how", "status", "message"), [("raises", 1, "mine"), ("lost", 0, "not all are")])
+def test_pending_rows_are_committed_or_reported_at_exit(local: Any, how: str, status: int, message: str) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 0}])
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, local.uri, how],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-c", AT_EXIT, local.uri, how]
+    cwd = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, cwd=cwd)
     assert done.returncode == status
-    assert said in done.stderr
+    assert message in done.stderr
     assert ("BIGINT in the table" in done.stderr) is (how == "lost")
     assert rows_of(table) == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"rows_max": 0}, "rows_max is 0"),
         ({"bytes_max": 1.5}, "bytes_max must be a whole number, not 1.5"),
@@ -638,6 +615,6 @@ def test_what_is_pending_when_the_interpreter_ends_is_committed_or_said(
         ({"id_column": "id", "id_window_ms": 40 * 86_400_000}, "id_window_ms is 3456000000, but the log records"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(table: Table, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidOption, match=said):
+def test_invalid_options_are_rejected(table: Table, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
         BufferedWriter(table, **options)

@@ -34,6 +34,7 @@ from icedb.errors import (
 )
 from icedb.util.progress import Progress, has_watcher, progress, watch_progress
 from tests.cli.test_commands import command, run
+from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "command.md"
 
@@ -63,9 +64,7 @@ def table(tmp_path: Path) -> Table:
         (InvariantViolated("odd"), Exit.CORRUPT),
     ],
 )
-def test_the_exit_status_says_what_to_do_about_an_error(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, status: Exit
-) -> None:
+def test_the_exit_status_classifies_errors(monkeypatch: pytest.MonkeyPatch, error: Exception, status: Exit) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -226,9 +225,7 @@ def test_connection_flags_apply_only_during_the_verb(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.s3
 @pytest.mark.parametrize("by_flag", [True, False])
-def test_a_profile_gives_credentials_and_region(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_flag: bool
-) -> None:
+def test_a_profile_sets_credentials(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_flag: bool) -> None:
     options = s3.storage_options
     for name in [n for n in os.environ if n.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -328,19 +325,13 @@ def test_a_bar_has_amount_rate_and_time_and_is_removed() -> None:
     def text() -> str:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
 
-    def wait_for(pattern: str) -> None:
-        for _ in range(3_000):
-            if re.search(pattern, text()):
-                return
-            time.sleep(0.01)
-        raise AssertionError(text())
-
     with watch_progress(live), progress("rewriting parts", 4_000_000, "bytes") as advance:
-        wait_for("rewriting parts")
+        wait_until(lambda: "rewriting parts" in text(), "the bar appears")
         for _ in range(3):
             advance(500_000)
             time.sleep(0.01)
-        wait_for(r" 38% 1\.5 MB of 4\.0 MB, [\d.]+ .?B/s \d:\d\d:\d\d")
+        figures = r" 38% 1\.5 MB of 4\.0 MB, [\d.]+ .?B/s \d:\d\d:\d\d"
+        wait_until(lambda: re.search(figures, text()), "the bar shows amount, rate and time")
     after = screen.getvalue()
     live.close()
     assert screen.getvalue() == after  # it was removed at the end of the work

@@ -18,13 +18,13 @@ from typer.testing import CliRunner, Result
 from icedb import Table
 from icedb.cli import app
 from icedb.errors import SnapshotExpired
+from tests.support.tables.numbered_rows import FULL, fill, numbers
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
     table = Table.create(tmp_path / "table", partition_by=["k"], storage_options={"fsync": "false"})
-    for n in range(3):
-        table.insert([{"k": k, "n": 10 * n + k} for k in range(2)])
+    fill(table)
     return table
 
 
@@ -39,8 +39,14 @@ def run_json(*arguments: object, **options: Any) -> Any:
     return json.loads(run(*arguments, "--json", **options).stdout)
 
 
-def rows(table: Table) -> list[int]:
-    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
+def error_of(*arguments: object, status: int = 2, **options: Any) -> str:
+    """Run the command, and return its standard error without line breaks and boxes."""
+    return " ".join(run(*arguments, status=status, **options).stderr.replace("│", " ").split())
+
+
+def check_one_line(error: str) -> None:
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
 
 
 def break_part(table: Table) -> str:
@@ -128,38 +134,25 @@ def test_merge_merge_log_and_cleanup(table: Table) -> None:
     report = run_json("cleanup", table.uri, "--grace", "0s", "--allow-short-grace", "--dry-run")
     assert (len(report["deleted_parts"]), report["dry_run"]) == (6, True)
     assert len(run_json("cleanup", table.uri, "--grace", "0s", "--allow-short-grace", "--yes")["deleted_parts"]) == 6
-    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert numbers(table) == FULL
 
 
 @pytest.mark.long
 def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
     assert run_json("drop", table.uri, "k=0", "--dry-run")["partitions"] == ["k=0"]
-    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert numbers(table) == FULL
     assert run_json("drop", table.uri, "k=0")["partitions"] == ["k=0"]
-    assert rows(table) == [1, 11, 21]
+    assert numbers(table) == [1, 11, 21]
     assert run_json("drop", table.uri, "--where", "k > 0")["rows"] == 3
-    assert rows(table) == []
-
-
-@pytest.mark.parametrize("name", ["k=7", "k<7", "k"])
-def test_a_drop_of_an_unknown_partition_drops_nothing(table: Table, name: str) -> None:
-    for dry in ([], ["--dry-run"]):
-        assert f"no partition '{name}' has rows" in run("drop", table.uri, "k=0", name, *dry, status=2).stderr
-    assert rows(table) == [0, 1, 10, 11, 20, 21]
-
-
-@pytest.mark.parametrize("chosen", [[], ["k=0", "--where", "k = 0"]])
-def test_a_drop_takes_either_paths_or_a_predicate(table: Table, chosen: list[str]) -> None:
-    assert "Pass either paths of partitions, or --where." in run("drop", table.uri, *chosen, status=2).stderr
-    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert numbers(table) == []
 
 
 @pytest.mark.long
 def test_delete_rows(table: Table) -> None:
     assert run_json("delete", table.uri, "--where", "n >= 10", "--dry-run")["matching_rows"] == 4
-    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert numbers(table) == FULL
     assert run_json("delete", table.uri, "--where", "n >= 10")["deleted_rows"] == 4
-    assert rows(table) == [0, 1]
+    assert numbers(table) == [0, 1]
     run("delete", table.uri, status=2)
 
 
@@ -169,10 +162,10 @@ def test_restore_to_a_time(table: Table, iso: bool) -> None:
     table.drop_partitions(["k=0"])
     as_of = datetime.fromtimestamp(as_of_ms / 1000, UTC).isoformat() if iso else as_of_ms
     assert run_json("restore", table.uri, "--as-of", as_of, "--dry-run")["dry_run"]
-    assert rows(table) == [1, 11, 21]
+    assert numbers(table) == [1, 11, 21]
     text = " ".join(run("restore", table.uri, "--as-of", as_of).stdout.split())
     assert "rows before 3 rows after 6" in text
-    assert rows(table) == [0, 1, 10, 11, 20, 21]
+    assert numbers(table) == FULL
 
 
 @pytest.mark.long
@@ -201,37 +194,33 @@ def test_pins_keep_a_time_readable_until_they_are_removed(table: Table) -> None:
 def test_an_error_is_one_line_and_status_2(tmp_path: Path) -> None:
     result = run("verify", tmp_path / "nothing", status=2)
     assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
+    check_one_line(result.stderr)
     assert "there is no table" in result.stderr
-
-
-@pytest.mark.parametrize("duration", ["1x", "h", "-5m", "5", ""])
-def test_a_duration_has_a_number_and_a_unit(table: Table, duration: str) -> None:
-    assert "90s, 5m, 24h or 7d" in " ".join(run("cleanup", table.uri, f"--grace={duration}", status=2).stderr.split())
 
 
 def test_a_time_may_be_a_duration_ago(table: Table) -> None:
     assert run_json("query", table.uri, "SELECT count(*) AS n FROM t", "--as-of", "0s") == [{"n": 6}]
 
 
-@pytest.mark.parametrize("ago", ["1.5h", "7d"])
-def test_a_time_before_the_tables_creation_is_refused(table: Table, ago: str) -> None:
-    verbs = [("query", table.uri, "SELECT 1"), ("restore", table.uri, "--yes"), ("pin", table.uri, "then")]
-    for verb in verbs:
-        error = " ".join(run(*verb, "--as-of", ago, status=2).stderr.split())
-        assert "is before the table's creation" in error
-    assert table.snapshot().rows == 6
+#: Arguments after the verb and the table, and a part of the error.
+INVALID: list[tuple[str, list[str], str]] = [
+    *(("drop", ["k=0", name, *dry], f"no partition '{name}' has rows") for name in ("k=7", "k<7", "k")
+      for dry in ([], ["--dry-run"])),
+    *(("drop", chosen, "Pass either paths of partitions, or --where.") for chosen in ([], ["k=0", "--where", "k = 0"])),
+    *(("cleanup", [f"--grace={text}"], "90s, 5m, 24h or 7d") for text in ("1x", "h", "-5m", "5", "")),
+    *((verb, [*more, "--as-of", ago], "is before the table's creation") for ago in ("1.5h", "7d")
+      for verb, more in {"query": ["SELECT 1"], "restore": ["--yes"], "pin": ["then"]}.items()),
+    *(("restore", [f"--as-of={text}"], "not a time with a time zone")
+      for text in ("2026-11-21T10:00:00", "yesterday", "2026-11-21", "99999d")),
+    ("cleanup", ["--grace", "90s"], "grace"),
+    ("info", ["--hot-parts", "1"], "hot_parts"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", ["2026-11-21T10:00:00", "yesterday", "2026-11-21", "99999d"])
-def test_a_time_has_a_zone(table: Table, moment: str) -> None:
-    stderr = run("restore", table.uri, f"--as-of={moment}", status=2).stderr
-    assert "not a time with a time zone" in " ".join(stderr.replace("│", " ").split())
-
-
-def test_a_grace_period_that_is_too_short_is_refused(table: Table) -> None:
-    assert "grace" in run("cleanup", table.uri, "--grace", "90s", status=2).stderr
+@pytest.mark.parametrize(("verb", "arguments", "message"), INVALID)
+def test_invalid_arguments_change_nothing(table: Table, verb: str, arguments: list[str], message: str) -> None:
+    assert message in error_of(verb, table.uri, *arguments)
+    assert numbers(table) == FULL
 
 
 # ------------------------------------------------------------------------------------------------ as a process
@@ -283,7 +272,7 @@ def test_a_terminal_shows_a_dry_run_and_a_prompt(table: Table, answer: bytes, fl
     assert (done.returncode == 0) == dropped
     assert ("Do this?" in done.stderr) == (not flags)
     assert ("k=0" in done.stderr) == (not flags)
-    assert rows(table) == ([1, 11, 21] if dropped else [0, 1, 10, 11, 20, 21])
+    assert numbers(table) == ([1, 11, 21] if dropped else FULL)
 
 
 # ------------------------------------------------------------------------------------------------ proxy
@@ -314,24 +303,21 @@ def test_a_proxy_is_checked_without_serving(table: Table, tmp_path: Path) -> Non
 def test_a_proxy_without_matching_partitions_gets_a_warning(table: Table, tmp_path: Path) -> None:
     path = proxy_config(tmp_path, table.uri)
     path.write_text(path.read_text().replace("k=1", "K=1"))
-    done = run("proxy", "--config", path, "--check")
-    assert "partitions match no live part of the table. Write them as in paths; the last" in " ".join(
-        done.stderr.split()
-    )
+    error = error_of("proxy", "--config", path, "--check", status=0)
+    assert "partitions match no live part of the table. Write them as in paths; the last" in error
 
 
 def test_a_bucket_without_a_table_is_an_error_and_status_2(table: Table, tmp_path: Path) -> None:
     path = proxy_config(tmp_path, table.uri, str(tmp_path / "nowhere"))
-    result = run("proxy", "--config", path, "--check", status=2)
-    assert "acme, bucket 'bucket1'" in result.stderr
-    assert "there is no table" in result.stderr
+    error = error_of("proxy", "--config", path, "--check")
+    assert "acme, bucket 'bucket1'" in error
+    assert "there is no table" in error
     checked = run_json("proxy", "--config", path, "--check", status=2)
     assert [(b["parts"], b["error"] is None) for b in checked] == [(6, True), (None, False)]
 
 
 def test_a_proxy_without_its_file_is_one_line(tmp_path: Path) -> None:
     for more in ([], ["--check"]):
-        result = run("proxy", "--config", tmp_path / "nothing.toml", *more, status=2)
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1
-        assert "nothing.toml" in result.stderr
+        error = run("proxy", "--config", tmp_path / "nothing.toml", *more, status=2).stderr
+        check_one_line(error)
+        assert "nothing.toml" in error

@@ -11,7 +11,7 @@ import pytest
 from icedb import Dedup, Replacing, Table
 from icedb.cli.render.messages import PHRASES, in_the_shell
 from icedb.format.table_spec import TableSpec
-from tests.cli.test_commands import run, run_json
+from tests.cli.test_commands import error_of, run, run_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +50,7 @@ def lines(tmp_path: Path) -> Path:
 def test_create_applies_all_flags(tmp_path: Path) -> None:
     flags = ["--partition-by", "k", "--sort-by", "a", "--sort-by", "b", "--column", "k=BIGINT",
              "--column", "a=DECIMAL(9,2)", "--required", "k", "--compression", "snappy", "--row-group-rows", 4096,
+             "--bloom-filters", "a", "--bloom-filters", "k",
              "--row-id", "--merge-by", "a", "--merge-version", "b", "--log-uri", tmp_path / "log"]  # fmt: skip
     planned = run_json("create", tmp_path / "table", *flags, "--dry-run")
     assert planned["dry_run"]
@@ -60,6 +61,7 @@ def test_create_applies_all_flags(tmp_path: Path) -> None:
     assert (spec.partition_by, spec.sort_by, spec.required, spec.compression) == (("k",), ("a", "b"), ("k",), "snappy")
     assert (spec.columns, spec.row_group_rows, spec.row_id) == ({"k": "BIGINT", "a": "DECIMAL(9,2)"}, 4096, True)
     assert (spec.merging, spec.log_uri) == (Replacing(("a",), "b"), str(tmp_path / "log"))
+    assert spec.bloom_filters == ("a", "k")
     for more in ([], ["--dry-run"]):
         assert "a table is there already. Choose another" in run("create", tmp_path / "table", *more, status=2).stderr
 
@@ -82,12 +84,13 @@ def test_create_applies_the_merging_flags(tmp_path: Path) -> None:
         (["--schema-policy", "closed"], "schema_policy must be one of 'open', 'declared'"),
         (["--partition-by", "strftime(ts"], "strftime(ts"),
         (["--sort-by", "user_id,ts"], "Write --sort-by user_id --sort-by ts"),
+        (["--bloom-filters", "a,b"], "Write --bloom-filters a --bloom-filters b"),
+        (["--column", "a=DOUBLE", "--bloom-filters", "a"], "Remove it from bloom_filters"),
         (["--merge-by", "a", "--merge-sum", "n, m"], "Write --merge-sum n --merge-sum m"),
     ],
 )
 def test_an_invalid_spec_creates_nothing(tmp_path: Path, flags: list[str], message: str) -> None:
-    result = run("create", tmp_path / "table", *flags, status=2)
-    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert message in error_of("create", tmp_path / "table", *flags)
     assert objects(tmp_path) == []
 
 
@@ -106,6 +109,9 @@ def test_alter_prints_changes_and_a_dry_run_commits_nothing(table: Table) -> Non
     again = run_json("alter", table.uri, *flags)
     assert (again["after"], again["log_file"]) == ({}, None)
     assert run_json("alter", table.uri, "--no-sort-by", "--no-merging")["after"] == {"sort_by": [], "merging": None}
+    assert run_json("alter", table.uri, "--bloom-filters", "n")["after"] == {"bloom_filters": ["n"]}
+    assert run_json("alter", table.uri, "--no-bloom-filters")["after"] == {"bloom_filters": []}
+    run("alter", table.uri, "--bloom-filters", "n", "--no-bloom-filters", status=2)
     assert "no such column" in run("alter", table.uri, "--sort-by", "x", "--dry-run", status=2).stderr
     run("alter", table.uri, "--sort-by", "n", "--no-sort-by", status=2)
 
@@ -132,7 +138,7 @@ def test_a_transaction_is_inserted_once(table: Table, lines: Path, dry_run: list
     assert (again["repeated"], again["rows"]) == (True, 0)
     assert len(rows(table)) == 4
     for invalid in ("load", ":3", "load:", "load:-1", "load:x"):
-        assert "load:42" in " ".join(run("insert", table.uri, lines, f"--txn={invalid}", status=2).stderr.split())
+        assert "load:42" in error_of("insert", table.uri, lines, f"--txn={invalid}")
 
 
 @pytest.mark.parametrize(("kind", "text"), [(None, '{"k": 5, "n": 5}\n'), ("csv", "k,n\n5,5\n")])
@@ -172,20 +178,18 @@ def test_a_dry_run_counts_the_rows_for_the_quarantine(table: Table, tmp_path: Pa
     ],
 )
 def test_an_invalid_input_is_reported(table: Table, files: list[object], message: str) -> None:
-    assert message in " ".join(run("insert", table.uri, *files, status=2, input="").stderr.replace("│", " ").split())
+    assert message in error_of("insert", table.uri, *files, input="")
 
 
 @pytest.mark.long
 def test_overwrite_of_partitions_or_the_whole_table(table: Table, lines: Path) -> None:
-    assert "exactly one of" in " ".join(run("overwrite", table.uri, lines, status=2).stderr.split())
+    assert "exactly one of" in error_of("overwrite", table.uri, lines)
     assert "outside the partitions" in run("overwrite", table.uri, lines, "--where", "k = 0", status=2).stderr
     before = objects(Path(table.uri))
     chosen = ["--partition", "k=0", "--partition", "k=7"]
     planned = run_json("overwrite", table.uri, lines, *chosen, "--dry-run")
     assert (planned["rows"], planned["replaced_parts"], planned["replaced_rows"]) == (2, 1, 1)
-    assert (
-        "outside the partitions" in run("overwrite", table.uri, lines, "--partition=k=0", "--dry-run", status=2).stderr
-    )
+    assert "outside the partitions" in error_of("overwrite", table.uri, lines, "--partition=k=0", "--dry-run")
     assert objects(Path(table.uri)) == before
     assert run_json("overwrite", table.uri, lines, *chosen)["replaced_parts"] == 1
     assert rows(table) == [(0, 10), (1, 1), (7, 17)]
@@ -207,7 +211,7 @@ def test_a_partition_is_rewritten(table: Table, tmp_path: Path) -> None:
     assert rows(table) == [(0, 0), (1, 102)]
     assert "as icedb partitions lists them" in run("rewrite", table.uri, "k=9", "SELECT 1", status=2).stderr
     for words in ([], ["SELECT 1", "--file", file]):
-        assert "Pass either a query" in " ".join(run("rewrite", table.uri, "k=1", *words, status=2).stderr.split())
+        assert "Pass either a query" in error_of("rewrite", table.uri, "k=1", *words)
 
 
 @pytest.mark.long
@@ -257,7 +261,7 @@ def test_a_table_is_exported_as_delta(table: Table) -> None:
     ],
 )
 def test_an_export_has_one_format(table: Table, flags: list[str], message: str) -> None:
-    assert message in " ".join(run("export", table.uri, *flags, status=2).stderr.replace("│", " ").split())
+    assert message in error_of("export", table.uri, *flags)
 
 
 # ------------------------------------------------------------------------------------------------ pins
@@ -290,10 +294,7 @@ def test_each_phrase_occurs_in_the_library() -> None:
 def test_errors_name_invalid_paths(tmp_path: Path) -> None:
     uri = Table.create(tmp_path / "table", schema={"n": "BIGINT"}).uri
     cases: list[tuple[list[object], str]] = [
-        (
-            ["query", uri, "FROM t", "--format", "csv", "--output", tmp_path / "no" / "x"],
-            f"'{tmp_path / 'no'}': there is",
-        ),
+        (["query", uri, "FROM t", "--format=csv", "--output", tmp_path / "no" / "x"], f"'{tmp_path / 'no'}': there is"),
         (["query", uri, "--file", tmp_path / "no.sql"], f"'{tmp_path / 'no.sql'}': No such file"),
         (["export", uri, "--delta", "--exclude-column", "m"], "--exclude-column names"),
         (["insert", uri, __file__], "this is no name of a file of Parquet (.parquet)"),
@@ -305,7 +306,6 @@ def test_errors_name_invalid_paths(tmp_path: Path) -> None:
 
 
 def test_messages_name_flags_and_verbs_of_the_command() -> None:
-    assert in_the_shell("If nothing uses it, pass allow_short_grace=True.") == (
-        "If nothing uses it, pass --allow-short-grace."
-    )
+    message = in_the_shell("If nothing uses it, pass allow_short_grace=True.")
+    assert message == "If nothing uses it, pass --allow-short-grace."
     assert in_the_shell("remove it first with unpin('a b').") == "remove it first with icedb unpin and the name a b."

@@ -1,6 +1,6 @@
-"""Snapshots for ClickHouse: chDB reads the live parts itself and gives the rows that a query of ours gives.
+"""Snapshots for ClickHouse: chDB reads the live parts itself and returns the rows of a query.
 
-All in one module, and each test closes its sessions: a process has one ClickHouse.
+All tests are in one module, and each closes its sessions, because a process has one ClickHouse.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from icedb.errors import (
 from icedb.storage.location import parse_location
 from tests.support.object_stores.stores import BUCKET, Place
 from tests.support.programs.v3_program import V3Program
+from tests.support.tables.attached_tables import created
 from tests.support.tables.v3_api import alive, now_ms, program
 
-#: One row of each type for each `n`, and after them rows with nothing but `n`.
+#: Four rows with a column of each type.
 EVERY_TYPE = """
     SELECT n, n::TINYINT - 2 AS i8, n::SMALLINT AS i16, n::INTEGER AS i32, n::UTINYINT AS u8, n::USMALLINT AS u16,
         n::UINTEGER AS u32, 18446744073709551615::UBIGINT - n::UBIGINT AS u64,
@@ -65,9 +66,9 @@ def session() -> Iterator[Any]:
     opened.close()
 
 
-def rows(found: pa.Table) -> list[str]:
-    """Rows in an order, as text, in which a NaN is equal to itself; ClickHouse tells a TIMESTAMP in UTC."""
-    plain = [{k: _plain(v) for k, v in row.items()} for row in found.to_pylist()]
+def rows(table: pa.Table) -> list[str]:
+    """Return sorted rows as text, in which a NaN equals itself. ClickHouse returns a TIMESTAMP in UTC."""
+    plain = [{k: _plain(v) for k, v in row.items()} for row in table.to_pylist()]
     return sorted(map(repr, plain))
 
 
@@ -86,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 def parts_read(session: Any, sql: str) -> int:
-    """Of how many parts (of one row group each) ClickHouse reads rows to answer a query."""
+    """Return the number of parts (of one row group each) that ClickHouse reads for a query."""
     counter = "SELECT sum(value) FROM system.events WHERE event = 'ParquetReadRowGroups'"
     before = int(session.query(counter, "TSV").bytes())
     session.query(sql)
@@ -97,29 +98,22 @@ def texts(session: Any, sql: str) -> list[str]:
     return session.query(sql, "TSV").bytes().decode().splitlines()
 
 
-# ------------------------------------------------------------------------------------------ equal answers
+# ------------------------------------------------------------------------------------------ rows and types
 
 
 @pytest.mark.long
-def test_every_type_comes_as_a_query_of_ours_gives_it(place: Place) -> None:
-    table = Table.create(
-        place.uri,
-        partition_by=["n", "n % 2 AS parity", "'a/b, {é} 100%+?' || (n % 2) AS odd", "n > 1 AS late"],
-        storage_options=place.storage_options,
-    )
+def test_every_type_has_the_values_of_a_query(place: Place) -> None:
+    odd = "'a/b, {é} 100%+?' || (n % 2) AS odd"
+    table = created(place, partition_by=["n", "n % 2 AS parity", odd, "n > 1 AS late"])
     table.insert(duckdb.connect().sql(EVERY_TYPE))
     snapshot = table.snapshot()
-    found, expected = reader.query("SELECT * FROM t", snapshot), snapshot.to_arrow()
-    assert found.column_names == expected.column_names
-    assert rows(found) == rows(expected)
-    assert found.num_rows == 4
-    typed = {field.name: field.type for field in found.schema}
-    assert (typed["n"], typed["u64"], typed["d38"], typed["late"]) == (
-        pa.int64(),
-        pa.uint64(),
-        pa.decimal128(38, 3),
-        pa.bool_(),
-    )
+    result, expected = reader.query("SELECT * FROM t", snapshot), snapshot.to_arrow()
+    assert result.column_names == expected.column_names
+    assert rows(result) == rows(expected)
+    assert result.num_rows == 4
+    typed = {field.name: field.type for field in result.schema}
+    assert (typed["n"], typed["u64"]) == (pa.int64(), pa.uint64())
+    assert (typed["d38"], typed["late"]) == (pa.decimal128(38, 3), pa.bool_())
     assert (typed["time"], typed["day"], typed["wall"]) == (pa.time64("us"), pa.date32(), pa.timestamp("us", "UTC"))
 
 
@@ -142,7 +136,7 @@ def test_partition_values_have_the_types_of_their_expressions(local: Place) -> N
     table.insert([{"n": n} for n in range(3)])
     snapshot = table.snapshot()
     assert rows(reader.query("SELECT * FROM t", snapshot)) == rows(snapshot.to_arrow())
-    # The filters that skip files see the same values.
+    # The filters that skip files use the same values.
     for condition in ("i = -3", "d = '1969-12-31'", "f = 0.1", "t = 'a=b/c'", "e = '__HIVE_DEFAULT_PARTITION__'"):
         assert reader.query(f"SELECT n FROM t WHERE {condition}", snapshot)["n"].to_pylist() == [0], condition
     assert reader.query("SELECT n FROM t WHERE t IS NULL AND f IS NULL", snapshot)["n"].to_pylist() == [2]
@@ -150,7 +144,7 @@ def test_partition_values_have_the_types_of_their_expressions(local: Place) -> N
 
 @pytest.mark.long
 def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: Place) -> None:
-    table = Table.create(place.uri, partition_by=["n % 2 AS parity"], storage_options=place.storage_options)
+    table = created(place, partition_by=["n % 2 AS parity"])
     table.insert([{"n": 1}, {"n": 2}])
     before = table.snapshot()
     table.insert([{"n": 3, "list": [1], "struct": {"a": 1}, "text": "x"}])
@@ -158,7 +152,7 @@ def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: 
     assert rows(reader.query("SELECT n, text, parity FROM t", snapshot)) == rows(
         snapshot.to_arrow(["n", "text", "parity"])
     )
-    # ClickHouse has no null for these.
+    # ClickHouse has no null for these types.
     assert reader.query("SELECT list, struct FROM t WHERE n = 2", snapshot).to_pylist() == [
         {"list": [], "struct": {"a": None}}
     ]
@@ -171,13 +165,13 @@ def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: 
 
 
 @pytest.mark.long
-def test_parts_of_narrower_types_are_read_as_what_the_table_declares(local: Place) -> None:
+def test_parts_of_narrower_types_have_the_types_of_the_table(local: Place) -> None:
     table = Table.create(local.uri)
     wide = "n, (n / 4)::DECIMAL(12, 4) AS price, n::DOUBLE AS f, make_timestamp_ms(n) AS ts"
     narrow = "n::TINYINT AS n, (n / 4)::DECIMAL(4, 2) AS price, n::FLOAT AS f, make_timestamp_ms(n)::TIMESTAMP_MS AS ts"
     table.insert(duckdb.connect().sql(f"SELECT {wide} FROM range(100) AS r(n)"))
     [part] = table.snapshot().parts
-    # As another program may have written it: the log says the wider types.
+    # As another program may write it: the log has the wider types.
     duckdb.connect().execute(f"COPY (SELECT {narrow} FROM range(100) AS r(n)) TO '{part.path}' (FORMAT parquet)")
     snapshot = table.snapshot()
     assert rows(reader.query("SELECT * FROM t", snapshot)) == rows(snapshot.to_arrow())
@@ -187,7 +181,7 @@ def test_parts_of_narrower_types_are_read_as_what_the_table_declares(local: Plac
 
 
 @pytest.mark.long
-def test_names_are_quoted_and_do_not_meet_those_of_clickhouse(local: Place) -> None:
+def test_names_are_quoted_and_do_not_collide_with_those_of_clickhouse(local: Place) -> None:
     names = ["a.b", "we`ird \\ 'q", "_file", "_row_id", "select", "é", "_size"]
     table = Table.create(local.uri, partition_by=['"a.b" AS "a b"', "upper(select_) AS select_"])
     table.insert([{"select_": "x", **{name: n for n, name in enumerate(names)}}])
@@ -197,13 +191,13 @@ def test_names_are_quoted_and_do_not_meet_those_of_clickhouse(local: Place) -> N
     assert reader.query("SELECT select_, `a b` FROM t", snapshot).to_pylist() == [{"select_": "x", "a b": 0}]
 
 
-def test_changes_are_read_as_snapshots_are(local: Place) -> None:
+def test_changes_are_read_like_snapshots(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 1}])
-    seen = table.changes().cursor
+    cursor = table.changes().cursor
     table.insert([{"n": 2}])
     table.merge()
-    assert reader.query("SELECT n FROM t", table.changes(seen))["n"].to_pylist() == [2]
+    assert reader.query("SELECT n FROM t", table.changes(cursor))["n"].to_pylist() == [2]
 
 
 def test_tables_without_rows_or_columns(local: Place) -> None:
@@ -219,8 +213,8 @@ def test_tables_without_rows_or_columns(local: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_view_stays_as_the_snapshot_is_until_another_is_attached(place: Place, session: Any) -> None:
-    table = Table.create(place.uri, partition_by=["n % 2 AS parity"], storage_options=place.storage_options)
+def test_a_view_has_the_rows_of_its_snapshot_until_another_is_attached(place: Place, session: Any) -> None:
+    table = created(place, partition_by=["n % 2 AS parity"])
     table.insert([{"n": 1}, {"n": 2}])
     reader.attach(session, "my events", table.snapshot())
     table.overwrite([{"n": 3}])
@@ -235,7 +229,7 @@ def test_a_view_stays_as_the_snapshot_is_until_another_is_attached(place: Place,
 
 @pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(place: Place, session: Any) -> None:
-    table = Table.create(place.uri, partition_by=["day", "n % 3 AS third"], storage_options=place.storage_options)
+    table = created(place, partition_by=["day", "n % 3 AS third"])
     days = [date(2026, 11, d) for d in (20, 21, 22)]
     table.insert(pa.table({"day": days * 3, "n": range(9)}))
     snapshot = table.snapshot()
@@ -250,7 +244,7 @@ def test_filters_on_partition_columns_skip_parts(place: Place, session: Any) -> 
 
 
 def many_parts(place: Place, count: int) -> Table:
-    """A table with as many partitions `p`, of one row each."""
+    """Create a table with that many partitions `p` of one row each."""
     v3 = V3Program.at(place, itertools.count(now_ms() - 600_000).__next__)
     v3.insert({f"p={n}": [{"n": n}] for n in range(count)}, {"n": "BIGINT"})
     return Table.open(place.uri)
@@ -273,20 +267,20 @@ def test_ten_thousand_parts_are_one_view(local: Place, session: Any) -> None:
     reader.attach(session, "t", many_parts(local, 10_000).snapshot())
     assert texts(session, "SELECT count(), sum(p) FROM t") == [f"10000\t{sum(range(10_000))}"]
     assert parts_read(session, "SELECT * FROM t WHERE p = 5000") == 1
-    assert texts(session, "SELECT getSetting('max_query_size')") == ["262144"], "is as it was"
+    assert texts(session, "SELECT getSetting('max_query_size')") == ["262144"], "the setting is unchanged"
 
 
-# ------------------------------------------------------------------------------------------ parts that are not there
+# ------------------------------------------------------------------------------------------ deleted parts
 
 
 @pytest.mark.long
-def test_a_part_that_is_gone_is_an_error_and_never_fewer_rows(place: Place, session: Any) -> None:
-    table = Table.create(place.uri, partition_by=["n AS p"], storage_options=place.storage_options)
+def test_a_deleted_part_raises_and_never_removes_rows(place: Place, session: Any) -> None:
+    table = created(place, partition_by=["n AS p"])
     table.insert([{"n": n} for n in range(3)])
     snapshot = table.snapshot()
     reader.attach(session, "t", snapshot)
     if place.kind == "memory":
-        reader.query("SELECT n FROM t", snapshot)  # the copies that ClickHouse reads are made, and stay
+        reader.query("SELECT n FROM t", snapshot)  # makes the copies that ClickHouse reads, and keeps them
     table.drop_partitions("p < 2")
     table.cleanup(grace_ms=0, allow_short_grace=True)
     if place.kind == "memory":
@@ -300,8 +294,8 @@ def test_a_part_that_is_gone_is_an_error_and_never_fewer_rows(place: Place, sess
     assert texts(session, "SELECT sum(n) FROM t") == ["2"]
 
 
-def test_a_live_part_that_somebody_deleted_is_named(shared_place: Place) -> None:
-    table = Table.create(shared_place.uri, partition_by=["n AS p"], storage_options=shared_place.storage_options)
+def test_a_deleted_live_part_is_named(shared_place: Place) -> None:
+    table = created(shared_place, partition_by=["n AS p"])
     table.insert([{"n": n} for n in range(3)])
     snapshot = table.snapshot()
     for parts, count in ((snapshot.parts[:1], 1), (snapshot.parts, 0)):
@@ -309,13 +303,13 @@ def test_a_live_part_that_somebody_deleted_is_named(shared_place: Place) -> None
         with pytest.raises(MissingPart, match=f"'{parts[0].key}'"):
             reader.query("SELECT count(*) FROM t" if count else "SELECT * FROM t WHERE p = 5", snapshot)
         if shared_place.kind == "s3":
-            return  # there, a query that skips all parts asks for none
+            return  # in S3, a query that skips all parts requests none
 
 
 @pytest.mark.long
-def test_each_query_is_exact_while_rows_come_and_merges_and_cleanup_run(shared_place: Place) -> None:
+def test_each_query_is_exact_during_inserts_merges_and_cleanup(shared_place: Place) -> None:
     place = shared_place
-    table = Table.create(place.uri, partition_by=["n % 2 AS parity"], storage_options=place.storage_options)
+    table = created(place, partition_by=["n % 2 AS parity"])
     table.insert([{"n": 0}])
     done = threading.Event()
 
@@ -331,19 +325,19 @@ def test_each_query_is_exact_while_rows_come_and_merges_and_cleanup_run(shared_p
 
     writer = threading.Thread(target=write)
     writer.start()
-    asked = 0
+    queries = 0
     reading = Table.open(place.uri, storage_options=place.storage_options)
-    while not done.is_set() or asked == 0:
+    while not done.is_set() or queries == 0:
         snapshot = reading.snapshot()
-        found = reader.query("SELECT n, parity FROM t ORDER BY n", snapshot).to_pylist()
-        assert found == [{"n": n, "parity": n % 2} for n in range(snapshot.rows or 0)]
-        asked += 1
+        read = reader.query("SELECT n, parity FROM t ORDER BY n", snapshot).to_pylist()
+        assert read == [{"n": n, "parity": n % 2} for n in range(snapshot.rows or 0)]
+        queries += 1
     writer.join()
     assert reader.query("SELECT n FROM t", reading.snapshot()).num_rows == 8
 
 
 @pytest.mark.long
-def test_a_query_without_an_answer_and_one_that_is_wrong(local: Place, session: Any) -> None:
+def test_a_query_without_a_result_and_an_invalid_query_raise(local: Place, session: Any) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 1}])
     for sql in ("SET max_threads = 1", "SELECT n FROM t FORMAT CSV"):
@@ -356,23 +350,23 @@ def test_a_query_without_an_answer_and_one_that_is_wrong(local: Place, session: 
     assert texts(session, "SELECT n FROM t") == ["another"]
 
 
-# ------------------------------------------------------------------------------------------ what cannot be read
+# ------------------------------------------------------------------------------------------ unsupported tables
 
 
 @pytest.mark.parametrize("type_", ["HUGEINT", "INTERVAL", "BIT[]", "STRUCT(a TIMETZ)", "MAP(VARCHAR, UHUGEINT)"])
-def test_a_type_that_clickhouse_has_not_is_named(type_: str) -> None:
+def test_a_type_that_clickhouse_lacks_is_named(type_: str) -> None:
     with pytest.raises(UnsupportedType, match=r"^events: column 'c' is .*for which ClickHouse has no type.*DuckDB"):
         clickhouse_types({"n": "BIGINT", "c": type_}, table="events")
 
 
 @pytest.mark.long
-def test_partitions_that_clickhouse_would_read_as_something_else_are_refused(local: Place) -> None:
+def test_partitions_that_clickhouse_would_misread_are_rejected(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["day::TIMESTAMP AS at"])
     table.insert([{"day": "2026-11-21", "n": 1}, {"day": "infinity", "n": 2}])
     with pytest.raises(UnsupportedType, match="the partition 'at=infinity' is beyond"):
         reader.query("SELECT n FROM t", table.snapshot())
-    known = reader.query('SELECT n, "at" FROM t', table.snapshot(), parts_where="\"at\" < '2030-01-01'")
-    assert known.to_pylist() == [{"n": 1, "at": datetime(2026, 11, 21, tzinfo=UTC)}]
+    early = reader.query('SELECT n, "at" FROM t', table.snapshot(), parts_where="\"at\" < '2030-01-01'")
+    assert early.to_pylist() == [{"n": 1, "at": datetime(2026, 11, 21, tzinfo=UTC)}]
     table = Table.create(f"{local.uri}-2", partition_by=["make_date(year, 1, 1) AS day"])
     table.insert([{"year": -44}, {"year": 44}])
     with pytest.raises(UnsupportedType, match=r"partition 'day=0045-01-01.*beyond ClickHouse's dates.*parts_where"):
@@ -392,7 +386,7 @@ def test_a_part_of_an_older_partitioning_is_named(local: Place) -> None:
     table.insert([{"n": 1}])
     [part] = table.snapshot().parts
     table.alter(partition_by=["n"])
-    assert reader.query("SELECT n FROM t", table.snapshot())["n"].to_pylist() == [1], "its column is in the part"
+    assert reader.query("SELECT n FROM t", table.snapshot())["n"].to_pylist() == [1], "the part has the column"
     table.alter(partition_by=["n % 2 AS parity"])
     with pytest.raises(InvalidOption, match=r"the part '.*' was written before .* by \['parity'\]") as caught:
         reader.query("SELECT n FROM t", table.snapshot())
@@ -405,10 +399,10 @@ def test_without_chdb_the_error_names_the_extra(local: Place, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "chdb", None)
     with pytest.raises(MissingExtra, match=r"pip install 'icedb-dagster\[chdb\]'"):
         reader.query("SELECT n FROM t", table.snapshot())
-    assert table.snapshot().parts[0].key in reader.source(table.snapshot()), "text is text"
+    assert table.snapshot().parts[0].key in reader.source(table.snapshot()), "a text needs no chDB"
 
 
-def test_beside_a_session_with_a_folder_of_its_own(local: Place, tmp_path: Path) -> None:
+def test_a_session_with_another_folder_needs_attach(local: Place, tmp_path: Path) -> None:
     from chdb.session import Session
 
     table = Table.create(local.uri)
@@ -424,30 +418,30 @@ def test_beside_a_session_with_a_folder_of_its_own(local: Place, tmp_path: Path)
 
 
 @pytest.mark.s3
-def test_keys_are_in_no_text_and_are_renewed_for_views_that_are_there(s3: Place, session: Any) -> None:
+def test_keys_are_in_no_text_and_are_renewed_for_existing_views(s3: Place, session: Any) -> None:
     options = dict(s3.storage_options or {})
     key, secret = options["AWS_ACCESS_KEY_ID"], options["AWS_SECRET_ACCESS_KEY"]
     table = Table.create(s3.uri, storage_options=options)
     table.insert([{"n": 1}])
     snapshot = table.snapshot()
     reader.attach(session, "t", snapshot)
-    said = [reader.source(snapshot, session=session)]
-    said += texts(session, "SHOW CREATE VIEW t")
-    said += texts(session, "SELECT * FROM system.named_collections")
+    messages = [reader.source(snapshot, session=session)]
+    messages += texts(session, "SHOW CREATE VIEW t")
+    messages += texts(session, "SELECT * FROM system.named_collections")
     wrong = Table.open(s3.uri, storage_options={**options, "AWS_SECRET_ACCESS_KEY": secret}).snapshot()
     object.__setattr__(wrong.handle.location.explicit_credentials, "secret_access_key", "not'the\\secret")
     with pytest.raises(AccessDenied, match="access was refused") as refused:
         reader.query("SELECT * FROM t", wrong)
-    said.append(str(refused.value))
-    with pytest.raises(RuntimeError, match="403") as refused_view:  # one table, one collection: the last keys count
+    messages.append(str(refused.value))
+    with pytest.raises(RuntimeError, match="403") as refused_view:  # a table has one collection, with the last keys
         session.query("SELECT * FROM t")
-    said.append(str(refused_view.value))
+    messages.append(str(refused_view.value))
     for sql in ("SELECT nonsense FROM t", "SELEC 1"):
         with pytest.raises(RuntimeError) as other:
             reader.query(sql, snapshot)
-        said.append(str(other.value))
-    assert texts(session, "SELECT n FROM t") == ["1"], "and by now they are the right ones again"
-    assert not [text for text in said if secret in text or key in text or "not'the" in text]
+        messages.append(str(other.value))
+    assert texts(session, "SELECT n FROM t") == ["1"], "the right keys are back"
+    assert not [text for text in messages if secret in text or key in text or "not'the" in text]
     with pytest.raises(InvalidOption, match=r"needs keys.*session="):
         reader.source(snapshot)
 
@@ -455,37 +449,37 @@ def test_keys_are_in_no_text_and_are_renewed_for_views_that_are_there(s3: Place,
 @pytest.mark.alone
 @pytest.mark.slow(seconds=30)
 @pytest.mark.s3
-def test_a_store_that_is_not_there_is_told_within_seconds(s3: Place) -> None:
+def test_an_unreachable_store_raises_within_seconds(s3: Place) -> None:
     table = Table.create(s3.uri, storage_options=s3.storage_options)
     table.insert([{"n": 1}])
     snapshot = table.snapshot()
-    gone = dataclasses.replace(snapshot.handle.location, endpoint="http://127.0.0.1:1")
-    snapshot.handle.store.location = gone
+    unreachable = dataclasses.replace(snapshot.handle.location, endpoint="http://127.0.0.1:1")
+    snapshot.handle.store.location = unreachable
     with pytest.raises(StoreUnavailable, match=f"cannot read '{snapshot.parts[0].key}'.*could not connect"):
         reader.query("SELECT * FROM t", snapshot)
 
 
-class Refusing:
-    """A session of somebody who may not make named collections."""
+class DeniedSession:
+    """A session of a user without the right to create named collections."""
 
     def query(self, sql: str, fmt: str = "", /) -> Any:
         raise RuntimeError(f"Code: 497. DB::Exception: Not enough privileges for {sql}")
 
 
-def test_a_refused_named_collection_does_not_tell_the_keys(local: Place) -> None:
+def test_a_denied_named_collection_does_not_quote_the_keys(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 1}])
     snapshot = table.snapshot()
     location = parse_location("s3://b/t", {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "very-secret"})
     with pytest.raises(AccessDenied, match=r"Code: 497.*named collections") as refused:
-        part_relations(_At(snapshot.handle, location), snapshot.parts, "n Int64", Refusing())  # type: ignore[arg-type]
+        part_relations(_HandleAt(snapshot.handle, location), snapshot.parts, "n Int64", DeniedSession())  # type: ignore[arg-type]
     assert "very-secret" not in repr(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__
 
 
-class _At:
-    """A handle that says it is elsewhere."""
+class _HandleAt:
+    """A handle with the address of another location."""
 
     def __init__(self, handle: Any, location: Any) -> None:
         self.location, self.keys, self.table = location, handle.keys, location.uri
@@ -503,20 +497,21 @@ class _At:
         ),
     ],
 )
-def test_where_clickhouse_looks_for_a_bucket(options: dict[str, str], expected: str, local: Place) -> None:
+def test_the_address_of_a_bucket_for_clickhouse(options: dict[str, str], expected: str, local: Place) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "token"}
-    said: list[str] = []
+    queries: list[str] = []
 
-    class Listening:
+    class RecordingSession:
         def query(self, sql: str, fmt: str = "", /) -> Any:
-            said.append(sql)
+            queries.append(sql)
 
     table = Table.create(local.uri, partition_by=["k"])
     table.insert([{"k": "é/%"}])
     location = parse_location("s3://bucket/t", {**keys, **options})
-    [text] = part_relations(_At(table.handle, location), table.snapshot().parts, "k String", Listening())  # type: ignore[arg-type]
+    handle, session = _HandleAt(table.handle, location), RecordingSession()
+    [text] = part_relations(handle, table.snapshot().parts, "k String", session)  # type: ignore[arg-type]
     assert f"url = '{expected.removesuffix('t/_data/')}_data/k=%C3%A9%252F%2525/" in text
-    assert all("session_token = 'token'" in sql and "no_sign_request = 0" in sql for sql in said)
+    assert all("session_token = 'token'" in sql and "no_sign_request = 0" in sql for sql in queries)
 
 
 # ------------------------------------------------------------------------------------------ tables of IceDB v3
@@ -525,7 +520,7 @@ ODD = ["k=a,b", "k=a{b}", "k=*", "k=a?b", "k=[a]", "k=a b%", "k=é", "k=x"]
 
 
 @pytest.mark.long
-def test_paths_that_are_patterns_to_clickhouse(shared_place: Place) -> None:
+def test_paths_with_pattern_characters_are_read_exactly(shared_place: Place) -> None:
     v3 = V3Program.at(shared_place, itertools.count(now_ms() - 600_000).__next__)
     v3.insert({path: [{"n": n}] for n, path in enumerate(ODD)}, {"n": "BIGINT"})
     v3.insert({path: [{"n": n + 10}] for n, path in enumerate(ODD)}, {"n": "BIGINT"})
@@ -539,8 +534,8 @@ def test_paths_that_are_patterns_to_clickhouse(shared_place: Place) -> None:
 
 
 @pytest.mark.long
-def test_the_ways_of_v3_run_over_tables_of_ours_and_of_v3_programs(s3: Place, session: Any) -> None:
-    """The live files as a list; values of partitions out of `_path`; columns that not every file has."""
+def test_queries_of_v3_run_over_our_tables_and_those_of_v3_programs(s3: Place, session: Any) -> None:
+    """They list the live files, take partition values from `_path`, and read columns that some files lack."""
     ice = program(s3, partition_function=lambda row: f"u={row['user']}/d={row['day']}", sort_order=["n"])
     ours = Table.create(f"{s3.uri}-2", partition_by=["user AS u", "day AS d"], storage_options=s3.storage_options)
     first = [{"user": "a", "day": "2026-11-20", "n": 1}, {"user": "b c", "day": "2026-11-21", "n": 2}]

@@ -1,4 +1,4 @@
-"""Snapshots as tables of DataFusion: the rows and types that a query gives, by names as they are."""
+"""Snapshots as tables of DataFusion: the rows and types of a query, and unchanged names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from icedb import Table
 from icedb.engines.datafusion import register
 from icedb.errors import InvalidOption, MissingExtra
 from tests.support.object_stores.stores import Place
+from tests.support.tables.attached_tables import created
 from tests.support.tables.reader_tables import by_hour, every_type, forget, rows_by, widened
 
 
@@ -30,37 +31,28 @@ def ask(ctx: SessionContext, sql: str) -> list[tuple[Any, ...]]:
 def test_a_table_has_the_rows_and_types_of_a_query(place: Place, ctx: SessionContext) -> None:
     snapshot = every_type(place).snapshot()
     register(ctx, "events", snapshot)
-    found, expected = ctx.sql("SELECT * FROM events").to_arrow_table(), snapshot.to_arrow()
+    read, expected = ctx.sql("SELECT * FROM events").to_arrow_table(), snapshot.to_arrow()
     id_ = expected.schema.get_field_index("id")
-    assert found.schema == expected.schema.set(id_, pa.field("id", pa.binary(16)))
-    texts = [{**row, "id": row["id"] and row["id"].hex()} for row in rows_by("n", found)]
+    assert read.schema == expected.schema.set(id_, pa.field("id", pa.binary(16)))
+    texts = [{**row, "id": row["id"] and row["id"].hex()} for row in rows_by("n", read)]
     assert texts == [{**row, "id": row["id"] and row["id"].replace("-", "")} for row in rows_by("n", expected)]
 
 
 @pytest.mark.long
-def test_filters_of_all_kinds_give_what_a_query_gives(local: Place, ctx: SessionContext) -> None:
+def test_filters_of_all_kinds_have_the_rows_of_a_query(local: Place, ctx: SessionContext) -> None:
     snapshot = every_type(local).snapshot()
     register(ctx, "t", snapshot)
     [(raw,)] = snapshot.query("SELECT id FROM t WHERE n = 0").fetchall()
     filters = [
-        "day = DATE '2026-11-21'",
-        "day IS NULL",
-        "day IN (DATE '2026-11-21', DATE '2026-11-23') AND n > 0",
-        "late",
-        "NOT late AND parity = 0",
-        "odd LIKE 'a/b 1%'",
-        "json = '{\"a\": 1}'",
-        "price = 1.25 AND small BETWEEN 1 AND 2",
-        "wall = TIMESTAMP '2026-11-21 01:02:03.000004'",
-        "instant >= '2026-11-21T00:00:00Z'",
-        "yes IS NOT TRUE",
-        "text = 'é3' OR later = 'column'",
-        "nested['a'] = 2",
-    ]
+        "day = DATE '2026-11-21'", "day IS NULL", "day IN (DATE '2026-11-21', DATE '2026-11-23') AND n > 0", "late",
+        "NOT late AND parity = 0", "odd LIKE 'a/b 1%'", "json = '{\"a\": 1}'",
+        "price = 1.25 AND small BETWEEN 1 AND 2", "wall = TIMESTAMP '2026-11-21 01:02:03.000004'",
+        "instant >= '2026-11-21T00:00:00Z'", "yes IS NOT TRUE", "text = 'é3' OR later = 'column'", "nested['a'] = 2",
+    ]  # fmt: skip
     for condition in filters:
-        found = sorted(n for (n,) in ask(ctx, f"SELECT n FROM t WHERE {condition}"))
-        assert found == sorted(n for (n,) in snapshot.query(f"SELECT n FROM t WHERE {condition}").fetchall()), condition
-        assert len(found) < 5 or condition.startswith("instant")
+        read = sorted(n for (n,) in ask(ctx, f"SELECT n FROM t WHERE {condition}"))
+        assert read == sorted(n for (n,) in snapshot.query(f"SELECT n FROM t WHERE {condition}").fetchall()), condition
+        assert len(read) < 5 or condition.startswith("instant")
     assert ask(ctx, f"SELECT n FROM t WHERE id = X'{raw.hex}'") == [(0,)]
     joined = "SELECT count(*), sum(a.n) FROM t a JOIN t b ON a.n = b.n WHERE a.late"
     assert ask(ctx, joined) == [(3, 14)]
@@ -68,11 +60,7 @@ def test_filters_of_all_kinds_give_what_a_query_gives(local: Place, ctx: Session
 
 @pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(shared_place: Place, ctx: SessionContext) -> None:
-    table = Table.create(
-        shared_place.uri,
-        partition_by=["n // 10 AS tens", 'nullif(n % 2, 1) AS "Even"'],
-        storage_options=shared_place.storage_options,
-    )
+    table = created(shared_place, partition_by=["n // 10 AS tens", 'nullif(n % 2, 1) AS "Even"'])
     table.insert([{"n": n} for n in range(30)])
     snapshot = table.snapshot()
     register(ctx, "whole", snapshot)
@@ -87,19 +75,14 @@ def test_filters_on_partition_columns_skip_parts(shared_place: Place, ctx: Sessi
 @pytest.mark.long
 def test_a_table_at_a_time_of_changes_and_with_other_types(shared_place: Place, ctx: SessionContext) -> None:
     table, before = by_hour(shared_place)
-    snapshots = (
-        table.snapshot(before.as_of_ms),
-        table.snapshot(),
-        table.changes(),
-        widened(shared_place.below("w")).snapshot(),
-    )
-    for snapshot in snapshots:
+    other = widened(shared_place.below("w")).snapshot()
+    for snapshot in (table.snapshot(before.as_of_ms), table.snapshot(), table.changes(), other):
         register(ctx, "t", snapshot)  # replaces the one before
-        found = ctx.sql("SELECT * FROM t").to_arrow_table()
-        assert rows_by("n", found) == rows_by("n", snapshot.to_arrow())
+        read = ctx.sql("SELECT * FROM t").to_arrow_table()
+        assert rows_by("n", read) == rows_by("n", snapshot.to_arrow())
 
 
-def test_names_are_as_they_are(local: Place, ctx: SessionContext) -> None:
+def test_names_keep_their_case_and_characters(local: Place, ctx: SessionContext) -> None:
     table = Table.create(local.uri)
     table.insert(duckdb.connect().sql('SELECT 1 AS "userId", 2 AS "we""ird a.b"'))
     for name in ("events", "Events", "a.b c", 'q"x'):
@@ -108,7 +91,7 @@ def test_names_are_as_they_are(local: Place, ctx: SessionContext) -> None:
     assert ask(ctx, 'SELECT count(*) FROM "Events", "a.b c", "q""x" WHERE "Events"."userId" = 1') == [(1,)]
 
 
-def test_what_cannot_be_registered_is_told_and_leaves_the_table_before(local: Place, ctx: SessionContext) -> None:
+def test_a_failed_registration_keeps_the_table_of_before(local: Place, ctx: SessionContext) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 1}])
     register(ctx, "t", table.snapshot())
@@ -122,7 +105,7 @@ def test_what_cannot_be_registered_is_told_and_leaves_the_table_before(local: Pl
         register(ctx, "", table.snapshot())
 
 
-def test_without_datafusion_the_extra_is_named(
+def test_without_datafusion_its_extra_is_named(
     local: Place, ctx: SessionContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table.create(local.uri)

@@ -1,4 +1,4 @@
-"""A table attached to a DuckDB connection of the caller's own: what view, macro and v2's macro of days answer."""
+"""A table attached to a DuckDB connection of the caller: the results of its view, its macro and its date macro."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from duckdb import DuckDBPyConnection
 
 from icedb.engines.duckdb import table_queries
 from icedb.engines.duckdb.attached_tables import attach
@@ -20,13 +21,11 @@ from tests.support.tables.attached_tables import by_days, created, failing, file
 
 pytest_plugins = ["tests.support.tables.attached_tables"]
 
-# ------------------------------------------------------------------------------------------ what is there now
+# ------------------------------------------------------------------------------------------ the newest commits
 
 
 @pytest.mark.long
-def test_late_files_merges_drops_and_cleanup_are_seen_by_the_next_query(
-    place: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_the_next_query_reads_the_newest_commits(place: Place, con: DuckDBPyConnection) -> None:
     table = created(place, partition_by=["n % 2 AS parity"])
     table.insert([{"n": 1}, {"n": 2}])
     attached = attach(con, place.uri, "events", storage_options=place.storage_options)
@@ -46,7 +45,7 @@ def test_late_files_merges_drops_and_cleanup_are_seen_by_the_next_query(
 
 
 @pytest.mark.long
-def test_queries_are_exact_while_merges_and_cleanup_run(shared_place: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_queries_are_exact_while_merges_and_cleanup_run(shared_place: Place, con: DuckDBPyConnection) -> None:
     table = created(shared_place, partition_by=["n % 2 AS parity"])
     table.insert([{"n": n} for n in range(4)])
     attach(con, shared_place.uri, "events", storage_options=shared_place.storage_options)
@@ -60,7 +59,7 @@ def test_queries_are_exact_while_merges_and_cleanup_run(shared_place: Place, con
                 table.merge()
                 table.drop_partitions("true")
                 table.insert([{"n": n} for n in range(4)])
-        except BaseException as error:  # the test tells of it
+        except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=maintain)
@@ -79,32 +78,30 @@ def test_queries_are_exact_while_merges_and_cleanup_run(shared_place: Place, con
     assert not failures
 
 
-def test_a_statement_and_a_transaction_see_one_snapshot(
-    local: Place, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_has_one_snapshot(local: Place, con: DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     table = created(local)
     table.insert([{"n": 1}])
     attach(con, table, "events")
-    with monkeypatch.context() as patch:  # a commit before each look at the log
-        read = table.handle.read
-        patch.setattr(table.handle, "read", lambda **given: (table.insert([{"n": 1}]), read(**given))[1])
+    with monkeypatch.context() as patch:  # a commit before each read of the log
+        read = table.handle.log.read
+        patch.setattr(table.handle.log, "read", lambda **options: (table.insert([{"n": 1}]), read(**options))[1])
         [(one, two, three)] = rows(
             con, "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM events), (SELECT count(*) FROM events())"
         )
     assert one == two == three > 1
-    seen = numbers(con, "events")
+    before = numbers(con, "events")
     con.execute("BEGIN")
-    assert numbers(con, "events") == seen
+    assert numbers(con, "events") == before
     table.insert([{"n": 2}])
     other = con.cursor()
-    assert numbers(con, "events") == numbers(con, "events()") == seen
-    assert numbers(other, "events") == [*seen, 2]
+    assert numbers(con, "events") == numbers(con, "events()") == before
+    assert numbers(other, "events") == [*before, 2]
     con.execute("COMMIT")
-    assert numbers(con, "events") == [*seen, 2]
+    assert numbers(con, "events") == [*before, 2]
 
 
-def test_a_transaction_whose_snapshot_was_forgotten_does_not_get_another(
-    local: Place, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+def test_an_evicted_snapshot_raises_an_error(
+    local: Place, con: DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_queries, "TRANSACTIONS_MAX", 2)
     table = created(local)
@@ -120,7 +117,7 @@ def test_a_transaction_whose_snapshot_was_forgotten_does_not_get_another(
     assert numbers(con, "events") == [1]
 
 
-def test_a_quiet_table_costs_one_listing_for_each_query(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_a_query_of_a_quiet_table_makes_one_listing(local: Place, con: DuckDBPyConnection) -> None:
     table = by_days(local)
     attach(con, table, "events")
     calls = list[str]()
@@ -142,7 +139,7 @@ def test_a_quiet_table_costs_one_listing_for_each_query(local: Place, con: duckd
 # ------------------------------------------------------------------------------------------ time travel, arguments
 
 
-def test_time_travel_by_every_way_to_say_a_time(place: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_as_of_accepts_every_form_of_a_time(place: Place, con: DuckDBPyConnection) -> None:
     table = created(place)
     table.insert([{"n": 1}])
     then_ms = table.snapshot().as_of_ms
@@ -157,16 +154,14 @@ def test_time_travel_by_every_way_to_say_a_time(place: Place, con: duckdb.DuckDB
     for as_of in times:
         assert numbers(con, f"events(as_of := {as_of})") == [1], as_of
     assert numbers(con, "events(as_of := ?)", [then]) == [1]
-    for as_of, says in [("now() + INTERVAL 1 DAY", "in the future"), ("DATE '2001-01-01'", "table's creation")]:
-        with pytest.raises(duckdb.Error, match=says):
+    for as_of, message in [("now() + INTERVAL 1 DAY", "in the future"), ("DATE '2001-01-01'", "table's creation")]:
+        with pytest.raises(duckdb.Error, match=message):
             numbers(con, f"events(as_of := {as_of})")
     [(difference,)] = rows(con, f"SELECT count(*) FROM events e ANTI JOIN events(as_of := {then_ms}) o USING (n)")
     assert difference == 1
 
 
-def test_partition_columns_and_predicates_choose_parts_by_the_log_alone(
-    place: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_partition_columns_and_predicates_prune_parts_by_the_log(place: Place, con: DuckDBPyConnection) -> None:
     by_days(place)
     attach(con, place.uri, "events", storage_options=place.storage_options)
     for source, expected, opened in [
@@ -179,7 +174,7 @@ def test_partition_columns_and_predicates_choose_parts_by_the_log_alone(
 
 
 @pytest.mark.long
-def test_what_may_be_asked_of_partition_columns(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_parameters_of_partition_columns_take_values_lists_and_nulls(local: Place, con: DuckDBPyConnection) -> None:
     by_days(local)
     attach(con, local.uri, "events")
     for source, expected, opened in [
@@ -197,7 +192,7 @@ def test_what_may_be_asked_of_partition_columns(local: Place, con: duckdb.DuckDB
 
 
 @pytest.mark.long
-def test_values_of_partitions_are_compared_as_sql_does(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_partition_values_are_compared_as_in_sql(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, partition_by=["shop", "upper(shop) AS big", "n / 2 AS half"])
     shops = ["a, b", "it's [x]", None, ""]
     table.insert([{"shop": shop, "n": n} for n, shop in enumerate(shops)])
@@ -209,9 +204,7 @@ def test_values_of_partitions_are_compared_as_sql_does(local: Place, con: duckdb
     assert numbers(con, "sales(half := 1)") == [2]
 
 
-def test_a_data_column_of_a_partition_s_name_is_seen_and_the_parameter_chooses_the_partition(
-    local: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_a_data_column_hides_a_partition_column_but_not_its_parameter(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, partition_by=["upper(shop) AS shop"])
     table.insert([{"shop": "north", "n": 1}, {"shop": "North", "n": 2}, {"shop": "south", "n": 3}])
     attach(con, table, "sales")
@@ -220,10 +213,10 @@ def test_a_data_column_of_a_partition_s_name_is_seen_and_the_parameter_chooses_t
 
 
 @pytest.mark.long
-def test_what_a_query_got_wrong_is_told_without_a_traceback(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_errors_of_a_query_name_the_table_and_have_no_traceback(local: Place, con: DuckDBPyConnection) -> None:
     by_days(local)
     attach(con, local.uri, "events", date_macro="icedb", date_columns=["day"])
-    for source, told in [
+    for source, message in [
         ("events(as_of := 'yesterday')", "as_of is 'yesterday'; write a time with its zone"),
         ("events(as_of := 1763712000)", "as_of is '1763712000'; write a time"),
         ("events(as_of := TIMESTAMP 'infinity')", "as_of is TIMESTAMP 'infinity'; pass a time of this table's"),
@@ -234,14 +227,14 @@ def test_what_a_query_got_wrong_is_told_without_a_traceback(local: Place, con: d
         ("icedb(start_month := 2)", "start_month or start_day is given without start_year"),
         ("icedb(end_year := 2026, end_month := 13)", "the end 2026-13-1 is not a valid day"),
     ]:
-        message = failing(con, f"SELECT n FROM {source}")
-        assert re.search(told, message, re.DOTALL), message
-        assert local.uri in message
+        error = failing(con, f"SELECT n FROM {source}")
+        assert re.search(message, error, re.DOTALL), error
+        assert local.uri in error
     with pytest.raises(duckdb.BinderException, match="as_off"):
         con.execute("FROM events(as_off := 3)")
 
 
-def test_a_time_before_the_horizon_says_so(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_a_time_before_the_horizon_raises_snapshot_expired(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local)
     table.insert([{"n": 1}])
     then_ms = table.snapshot().as_of_ms
@@ -253,9 +246,7 @@ def test_a_time_before_the_horizon_says_so(local: Place, con: duckdb.DuckDBPyCon
 
 
 @pytest.mark.long
-def test_a_filter_means_what_where_means_in_the_time_zone_of_the_connection(
-    local: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_a_filter_uses_the_time_zone_of_the_connection_as_where_does(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, sort_by=["happened"])
     for n, at in enumerate(["2026-11-20T20:00:00+00:00", "2026-11-21T20:00:00+00:00"]):
         table.insert([{"happened": datetime.fromisoformat(at), "n": n}])
@@ -274,9 +265,7 @@ def test_a_filter_means_what_where_means_in_the_time_zone_of_the_connection(
 # ------------------------------------------------------------------------------------------ tables that change
 
 
-def test_new_columns_are_in_the_macro_at_once_and_in_the_view_at_the_query_after(
-    place: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_the_macro_has_a_new_column_at_once_and_the_view_later(place: Place, con: DuckDBPyConnection) -> None:
     table = created(place)
     attach(con, place.uri, "events", storage_options=place.storage_options)
     assert rows(con, "SELECT count(*) FROM events") == [(0,)]
@@ -293,7 +282,7 @@ def test_new_columns_are_in_the_macro_at_once_and_in_the_view_at_the_query_after
 
 
 @pytest.mark.long
-def test_a_view_of_the_caller_s_own_is_not_replaced(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_a_view_of_the_caller_is_not_replaced(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local)
     table.insert([{"n": 1}])
     attached = attach(con, table, "events")
@@ -308,7 +297,7 @@ def test_a_view_of_the_caller_s_own_is_not_replaced(local: Place, con: duckdb.Du
 
 
 @pytest.mark.long
-def test_parts_of_an_older_partitioning_have_right_rows(place: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_parts_of_an_older_partitioning_have_the_new_partition_columns(place: Place, con: DuckDBPyConnection) -> None:
     table = created(place)
     table.insert([{"n": n, "shop": "x"} for n in range(4)])
     attach(con, place.uri, "events", storage_options=place.storage_options)
@@ -328,9 +317,7 @@ def test_parts_of_an_older_partitioning_have_right_rows(place: Place, con: duckd
     assert numbers(con, "events(shop := 'y')") == [4, 5]
 
 
-def test_what_an_older_part_s_rows_compute_is_computed_in_utc_or_not_at_all(
-    local: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_partition_columns_of_older_parts_need_the_time_zone_utc(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local)
     table.insert([{"happened": datetime(2026, 11, 20, 20, tzinfo=UTC), "n": 1}])
     table.alter(partition_by=["strftime(happened, '%Y-%m-%d') AS d"])
@@ -342,7 +329,7 @@ def test_what_an_older_part_s_rows_compute_is_computed_in_utc_or_not_at_all(
 
 
 @pytest.mark.long
-def test_a_view_is_refreshed_by_hand_where_it_is_temporary(local: Place, tmp_path: Path) -> None:
+def test_a_temporary_view_is_refreshed_by_a_call(local: Place, tmp_path: Path) -> None:
     table = created(local)
     table.insert([{"n": 1}])
     with duckdb.connect(tmp_path / "own.db") as con:
@@ -365,12 +352,12 @@ def test_a_view_is_refreshed_by_hand_where_it_is_temporary(local: Place, tmp_pat
         assert numbers(again, "events") == [1, 2]
 
 
-# ------------------------------------------------------------------------------------------ the macro of v2
+# ------------------------------------------------------------------------------------------ the date macro of v2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("partition_by", "chosen"),
+    ("partition_by", "date_columns"),
     [
         (["strftime(day, '%Y') AS y", "strftime(day, '%m') AS m", "strftime(day, '%d') AS d"], None),
         (["year(day) AS year", "month(day) AS month", "day(day) AS tag"], ["year", "month", "tag"]),
@@ -379,26 +366,26 @@ def test_a_view_is_refreshed_by_hand_where_it_is_temporary(local: Place, tmp_pat
         (["date_trunc('day', day::TIMESTAMP) AS since"], ["since"]),
     ],
 )
-def test_a_range_of_days_as_programs_of_v2_ask_for_it(
-    local: Place, con: duckdb.DuckDBPyConnection, partition_by: list[str], chosen: list[str] | None
+def test_the_date_macro_selects_a_range_of_days(
+    local: Place, con: DuckDBPyConnection, partition_by: list[str], date_columns: list[str] | None
 ) -> None:
     table = created(local, partition_by=partition_by)
     days = [date(2022, 12, 31), date(2023, 1, 1), date(2023, 2, 10), date(2023, 8, 1), date(2023, 8, 2)]
     table.insert(pa.table({"day": days, "n": range(5)}))
-    attach(con, table, "events", date_macro="icedb", date_columns=chosen)
-    for given, expected in [
+    attach(con, table, "events", date_macro="icedb", date_columns=date_columns)
+    for arguments, expected in [
         ("start_year:=2023, start_month:=2, start_day:=1, end_year:=2023, end_month:=8, end_day:=1", [2, 3]),
         ("start_year:=2023, end_year:=2023, end_month:=8", [1, 2, 3]),
         ("end_year:=2023", [0, 1]),
         ("end_year:=2023, filter := 'n > 0'", [1]),
         ("", [0, 1, 2, 3, 4]),
     ]:
-        assert numbers(con, f"icedb({given})") == expected, given
-        assert files_read(con, f"icedb({given})") == (len(expected) if "filter" not in given else 2), given
+        assert numbers(con, f"icedb({arguments})") == expected, arguments
+        assert files_read(con, f"icedb({arguments})") == (len(expected) if "filter" not in arguments else 2), arguments
 
 
 @pytest.mark.long
-def test_columns_that_are_no_date_are_refused(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_date_columns_that_form_no_date_are_rejected(local: Place, con: DuckDBPyConnection) -> None:
     by_days(local)
     with pytest.raises(InvalidOption, match=r"a range of dates needs .*day DATE, parity BIGINT"):
         attach(con, local.uri, "events", date_macro="icedb", date_columns=["parity"])

@@ -1,4 +1,4 @@
-"""Tables attached to DuckDB connections: names, cursors and threads, secrets, and what outlives what."""
+"""Tables attached to DuckDB connections: names, cursors, threads, secrets and lifetimes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
+from duckdb import DuckDBPyConnection
 
 from icedb import Table
 from icedb.engines.duckdb import bucket_access
 from icedb.engines.duckdb.attached_tables import attach, detach
-from icedb.errors import InvalidOption, MissingExtra, TableNotFound, UnknownColumn
+from icedb.errors import InvalidOption, TableNotFound, UnknownColumn
 from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.transaction.table_handle import Handle
-from tests.support.object_stores.rotating_keys import Keys, without_keys
+from tests.support.object_stores.rotating_keys import RotatingKeys, without_keys
 from tests.support.object_stores.stores import Place
 from tests.support.tables.attached_tables import by_days, created, failing, numbers, rows
 
@@ -29,9 +31,7 @@ pytest_plugins = ["tests.support.tables.attached_tables", "tests.support.object_
 
 
 @pytest.mark.long
-def test_names_are_replaced_when_they_are_ours_and_refused_when_not(
-    local: Place, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_attach_replaces_only_its_own_names(local: Place, con: DuckDBPyConnection) -> None:
     one, two = created(local), created(local.below("two"))
     one.insert([{"n": 1}])
     two.insert([{"n": 2}])
@@ -59,7 +59,7 @@ def test_names_are_replaced_when_they_are_ours_and_refused_when_not(
 
 
 @pytest.mark.long
-def test_a_date_macro_of_another_table_is_not_taken_away(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_a_date_macro_of_another_table_is_not_replaced(local: Place, con: DuckDBPyConnection) -> None:
     table = by_days(local)
     attach(con, table, "one", date_macro="icedb")
     with pytest.raises(InvalidOption, match="icedb: the table attached as 'one' has a macro of this name"):
@@ -79,19 +79,19 @@ def test_a_date_macro_of_another_table_is_not_taken_away(local: Place, con: duck
 
 
 @pytest.mark.long
-def test_a_column_that_comes_while_the_table_is_attached_is_no_conflict(
-    local: Place, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+def test_a_column_that_is_added_during_attach_is_not_a_conflict(
+    local: Place, con: DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = created(local)
     table.insert([{"n": 1}])
     columns = iter(["later", "latest"])
 
-    def then_comes_a_column(handle: Handle) -> Snapshot:
+    def add_column_after(handle: Handle) -> Snapshot:
         snapshot = take_snapshot(handle)
         table.insert([{"n": 2, next(columns): "x"}])
         return snapshot
 
-    monkeypatch.setattr("icedb.engines.duckdb.attached_tables.take_snapshot", then_comes_a_column)
+    monkeypatch.setattr("icedb.engines.duckdb.attached_tables.take_snapshot", add_column_after)
     attached = attach(con, table, "events")
     attached.refresh()
     monkeypatch.undo()
@@ -100,7 +100,7 @@ def test_a_column_that_comes_while_the_table_is_attached_is_no_conflict(
 
 
 @pytest.mark.long
-def test_odd_columns_and_parameters(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_columns_and_parameters_may_have_any_name(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, partition_by=['"as_of" % 2 AS "we ""ird"', '"as_of"', "n % 2 AS filename"])
     table.insert(pa.table({"as_of": [1, 2], "n": [1, 2], 'a "b"': ["x", "y"], "select": [True, False]}))
     attach(con, table, "odd")
@@ -113,34 +113,24 @@ def test_odd_columns_and_parameters(local: Place, con: duckdb.DuckDBPyConnection
 
 
 @pytest.mark.long
-def test_cursors_and_threads_share_what_is_attached(local: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_cursors_and_threads_share_attached_tables(local: Place, con: DuckDBPyConnection) -> None:
     table = by_days(local)
     attach(con, table, "events")
-    found: list[object] = []
-
-    def ask(cursor: duckdb.DuckDBPyConnection) -> None:
-        try:
-            found.extend(numbers(cursor, "events(parity := 1)") for _ in range(10))
-        except duckdb.Error as error:
-            found.append(error)
-
-    threads = [threading.Thread(target=ask, args=(con.cursor(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[1, 3]] * 40
+    cursors = [con.cursor() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda cursor: [numbers(cursor, "events(parity := 1)") for _ in range(10)], cursors)
+    assert list(results) == [[[1, 3]] * 10] * 4
 
 
 @pytest.mark.long
 def test_an_attached_table_does_not_keep_its_connection_alive(local: Place, tmp_path: Path) -> None:
     table = by_days(local)
     con = duckdb.connect(tmp_path / "own.db")
-    gone = weakref.ref(con)
+    reference = weakref.ref(con)
     attached = attach(con, table, "events")
     del con
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     with pytest.raises(InvalidOption, match="the connection it was attached to is gone"):
         attached.refresh()
     attached.detach()
@@ -150,26 +140,19 @@ def test_an_attached_table_does_not_keep_its_connection_alive(local: Place, tmp_
     attached.detach()
 
 
-def test_what_is_not_there_is_told_when_it_is_attached(
-    local: Place, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attach_rejects_missing_tables(local: Place, con: DuckDBPyConnection) -> None:
     with pytest.raises(TableNotFound):
         attach(con, local.uri, "events")
     table = created(local)
     with pytest.raises(InvalidOption, match="the table is open already"):
         attach(con, table, "events", storage_options={"fsync": "false"})
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'icedb-dagster\[duckdb\]'"):
-        attach(con, table, "events")
 
 
 # ------------------------------------------------------------------------------------------ secrets
 
 
 @pytest.mark.s3
-def test_each_table_has_a_secret_of_its_own_which_goes_with_it(
-    s3: Place, keys: Keys, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_each_table_has_a_secret_until_it_is_detached(s3: Place, keys: RotatingKeys, con: DuckDBPyConnection) -> None:
     keys.expires_in = timedelta(hours=1)
     one, two = created(s3), s3.below("two")
     one.insert([{"n": 1}])
@@ -188,8 +171,8 @@ def test_each_table_has_a_secret_of_its_own_which_goes_with_it(
 
 
 @pytest.mark.s3
-def test_keys_that_are_new_before_the_old_ones_end_are_used_by_all_queries(
-    s3: Place, keys: Keys, con: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+def test_renewed_keys_are_used_by_all_queries(
+    s3: Place, keys: RotatingKeys, con: DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_access, "LOOK_SECONDS", 0.05)
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
@@ -211,9 +194,7 @@ def test_keys_that_are_new_before_the_old_ones_end_are_used_by_all_queries(
 
 
 @pytest.mark.s3
-def test_keys_that_ended_unseen_fail_one_statement_and_are_renewed_by_it(
-    s3: Place, keys: Keys, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_keys_that_expire_early_fail_one_statement(s3: Place, keys: RotatingKeys, con: DuckDBPyConnection) -> None:
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     for n in (1, 2):  # one part alone would be opened when a statement is bound
         table.insert([{"n": n}])
@@ -228,7 +209,7 @@ def test_keys_that_ended_unseen_fail_one_statement_and_are_renewed_by_it(
 
 
 @pytest.mark.s3
-def test_pruning_saves_requests(s3: Place, con: duckdb.DuckDBPyConnection) -> None:
+def test_pruning_reduces_requests(s3: Place, con: DuckDBPyConnection) -> None:
     table = created(s3, partition_by=["n % 8 AS bucket"])
     table.insert([{"n": n} for n in range(16)])
     attach(con, s3.uri, "events", storage_options=s3.storage_options)
@@ -243,14 +224,12 @@ def test_pruning_saves_requests(s3: Place, con: duckdb.DuckDBPyConnection) -> No
 
 
 @pytest.mark.s3
-def test_a_store_that_refuses_is_told_when_the_query_is_bound(
-    s3: Place, keys: Keys, con: duckdb.DuckDBPyConnection
-) -> None:
+def test_denied_access_raises_when_the_query_is_bound(s3: Place, keys: RotatingKeys, con: DuckDBPyConnection) -> None:
     keys.expires_in = timedelta(hours=1)
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     table.insert([{"n": 1}])
     attach(con, table, "events")
-    keys.rotate()  # as nobody told that this key would end
+    keys.rotate()  # the provider did not announce the end of this key
     message = failing(con, "SELECT n FROM events")
     assert "AccessDenied: " in message
     assert keys.now["secret_access_key"] not in message
@@ -258,26 +237,26 @@ def test_a_store_that_refuses_is_told_when_the_query_is_bound(
 
 AFTER_THE_END = {
     "an open transaction sees what was replaced": """
-cur.begin(); cur.execute("FROM rr").fetchall(); attached = attach(con, table, "rr"); told(cur)
+cur.begin(); cur.execute("FROM rr").fetchall(); attached = attach(con, table, "rr"); check(cur)
 """,
     "a detachment is rolled back": """
-con.begin(); detach(con, "rr"); con.rollback(); told(con)
+con.begin(); detach(con, "rr"); con.rollback(); check(con)
 """,
     "a cursor outlives the connection": """
-del con; gc.collect(); told(cur)
+del con; gc.collect(); check(cur)
 """,
-    "a cursor attaches and is gone": """
-detach(con, "rr"); attach(con.cursor(), table, "rr"); gc.collect(); told(con)
+    "a cursor attaches and is deleted": """
+detach(con, "rr"); attach(con.cursor(), table, "rr"); gc.collect(); check(con)
 """,
-    "many ask while it is replaced": """
-def ask():
+    "queries run while it is replaced": """
+def query():
     mine = con.cursor()
     for _ in range(40):
         try:
             assert mine.execute("SELECT count(*) FROM rr").fetchall() == [(3,)]
         except duckdb.Error:
             pass
-threads = [threading.Thread(target=ask) for _ in range(3)]
+threads = [threading.Thread(target=query) for _ in range(3)]
 for t in threads: t.start()
 for _ in range(20): attach(con, table, "rr")
 for t in threads: t.join()
@@ -288,7 +267,7 @@ for t in threads: t.join()
 @pytest.mark.process
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("story", AFTER_THE_END)
-def test_what_is_asked_after_its_end_is_an_error_and_not_the_end_of_the_process(local: Place, story: str) -> None:
+def test_a_query_after_a_detach_raises_and_does_not_end_the_process(local: Place, story: str) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": n} for n in range(3)])
     code = f"""
@@ -301,17 +280,17 @@ con = duckdb.connect()
 cur = con.cursor()
 attach(con, table, "rr")
 
-def told(who):
+def check(asker):
     try:
-        found = who.execute("FROM rr").fetchall()
+        rows = asker.execute("FROM rr").fetchall()
     except duckdb.Error as error:
         assert "detached or replaced" in str(error), error
     else:
-        assert len(found) == 3
+        assert len(rows) == 3
 
 {AFTER_THE_END[story]}
 print("alive")
 """
-    for _ in range(2):  # what was freed may still be there
+    for _ in range(2):  # freed memory may still be valid in one run
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

@@ -1,4 +1,4 @@
-"""Snapshots as pandas DataFrames: Arrow's columns as they are, or NumPy's with what these cannot hold."""
+"""Snapshots as pandas DataFrames, with columns of Arrow or with the narrower types of NumPy."""
 
 from __future__ import annotations
 
@@ -30,17 +30,13 @@ def test_a_frame_has_the_rows_and_types_of_a_query(place: Place) -> None:
 @pytest.mark.long
 def test_a_frame_at_a_time_of_changes_and_with_other_types(local: Place) -> None:
     table, before = by_hour(local)
-    for snapshot in (
-        table.snapshot(before.as_of_ms),
-        table.snapshot(),
-        table.changes(),
-        widened(local.below("w")).snapshot(),
-    ):
+    other = widened(local.below("w")).snapshot()
+    for snapshot in (table.snapshot(before.as_of_ms), table.snapshot(), table.changes(), other):
         frame = pa.Table.from_pandas(read(snapshot), preserve_index=False)
         assert rows_by("n", frame) == rows_by("n", snapshot.to_arrow())
 
 
-def test_columns_and_rows_are_chosen_exactly(local: Place) -> None:
+def test_columns_and_rows_are_selected_exactly(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])
     table.insert([{"n": n, "text": "é"} for n in range(30)])
     table.alter(partition_by=["n // 5 AS fives"])
@@ -65,7 +61,7 @@ def test_whole_numbers_with_nulls_stay_whole_in_arrow_and_are_floats_in_numpy(lo
     assert old["at"].dropna().tolist() == [datetime(2026, 11, 21)]
 
 
-def test_bad_input_is_told(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_rejected(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.create(local.uri)
     assert read(table.snapshot()).shape == (0, 0)
     with pytest.raises(InvalidOption, match="dtype_backend must be one of 'pyarrow', 'numpy'"):

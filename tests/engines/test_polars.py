@@ -1,4 +1,4 @@
-"""Snapshots for Polars: the rows and types that a query gives, and parts that a filter rules out stay closed."""
+"""Snapshots for Polars: the rows and types of a query. Parts that a filter excludes are not opened."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
 
@@ -20,13 +21,12 @@ from icedb.errors import InvalidOption, MissingExtra, UnsupportedType
 from icedb.storage.location import parse_location
 from tests.operations.integrity.test_repair_types import foreign_append
 from tests.support.object_stores.stores import Place
+from tests.support.tables.attached_tables import created
 from tests.support.tables.reader_tables import by_hour, every_type, forget, widened
-
-# A part of a plan that Polars prints: what is read of the paths, and constants in their place.
 
 
 def assert_as_queried(snapshot: Snapshot, lazy: pl.LazyFrame | None = None) -> None:
-    """The same columns in the same order, the same types and rows as `Snapshot.to_arrow` has."""
+    """Assert the columns, their order, the types and the rows of `Snapshot.to_arrow`."""
     lazy = scan(snapshot) if lazy is None else lazy
     expected = pl.DataFrame(pl.from_arrow(snapshot.to_arrow()))
     assert dict(lazy.collect_schema()) == dict(expected.schema)
@@ -60,9 +60,7 @@ def test_narrower_types_in_parts_are_widened(local: Place) -> None:
     assert scan(snapshot).filter(pl.col("whole") == 7, pl.col("double") < 1).select("n").collect().item() == 2
 
 
-def test_what_polars_does_not_widen_it_says_itself(local: Place) -> None:
-    import pyarrow as pa
-
+def test_a_type_that_polars_does_not_widen_raises_its_own_error(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert(duckdb.connect().sql("SELECT 1 AS n, DATE '2026-11-21'::TIMESTAMP AS at"))
     columns: dict[str, Any] = {"n": ("INTEGER", pa.int32(), [2]), "at": ("TIMESTAMP", pa.date32(), [20_000])}
@@ -76,11 +74,7 @@ def test_what_polars_does_not_widen_it_says_itself(local: Place) -> None:
 @pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(shared_place: Place) -> None:
     day = "CAST(DATE '2026-11-20' + n::INT AS DATE) AS day"
-    table = Table.create(
-        shared_place.uri,
-        partition_by=[day, "nullif('a/b ' || (n % 2), 'a/b 0') AS odd"],
-        storage_options=shared_place.storage_options,
-    )
+    table = created(shared_place, partition_by=[day, "nullif('a/b ' || (n % 2), 'a/b 0') AS odd"])
     table.insert([{"n": n, "text": f"é{n}"} for n in range(4)])
     snapshot = table.snapshot()
     lazy = scan(snapshot)
@@ -102,22 +96,12 @@ def test_filters_on_partition_columns_skip_parts(shared_place: Place) -> None:
 
 
 OF_PATHS = [
-    "n - 9223372036854775807",
-    "n::UTINYINT",
-    "n / 3",
-    "(CASE WHEN n = 0 THEN 'nan' ELSE '-inf' END)::DOUBLE",
-    "(n || '.25')::DECIMAL(10, 2)",
-    "n = 1",
-    "nullif(n, 1)",
-    "['', 'null', 'é a/b%+#?*[]=\\n', '07'][n + 1]",
-    "make_timestamp(n)",
-    "make_timestamp_ns(n)",
-    "make_timestamp(n)::TIMESTAMPTZ",
-    "DATE '2026-11-21' + n::INT",
-    "'{\"a\": 1}'::JSON",
-    "('b1e4e0b4-0000-4000-8000-00000000000' || n)::UUID",
-]
-# What Polars cannot print is a series: filters stay above it.
+    "n - 9223372036854775807", "n::UTINYINT", "n / 3", "(CASE WHEN n = 0 THEN 'nan' ELSE '-inf' END)::DOUBLE",
+    "(n || '.25')::DECIMAL(10, 2)", "n = 1", "nullif(n, 1)", "['', 'null', 'é a/b%+#?*[]=\\n', '07'][n + 1]",
+    "make_timestamp(n)", "make_timestamp_ns(n)", "make_timestamp(n)::TIMESTAMPTZ", "DATE '2026-11-21' + n::INT",
+    "'{\"a\": 1}'::JSON", "('b1e4e0b4-0000-4000-8000-00000000000' || n)::UUID",
+]  # fmt: skip
+# Values that Polars cannot print are a series. Filters stay above it.
 CONSTANTS = [
     "make_timestamp(n)::TIMESTAMP_S",
     "make_time(n, 2, 3.5)",
@@ -147,7 +131,7 @@ def test_partition_columns_of_every_type_are_exact(memory: Place, expressions: l
         assert lazy.filter(pl.col(column).is_null()).collect().height == expected[column].null_count
 
 
-def test_what_polars_has_no_type_for_is_refused(local: Place) -> None:
+def test_a_type_that_polars_lacks_is_rejected(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["to_days(n::INT) AS p"])
     table.insert([{"n": 1}])
     with pytest.raises(UnsupportedType, match="'p' is INTERVAL, for which Polars has no type"):
@@ -155,9 +139,7 @@ def test_what_polars_has_no_type_for_is_refused(local: Place) -> None:
 
 
 @pytest.mark.parametrize("path", ["p=07", "p=+7", "p=7/x=1", "x=1/p=7", "p=%37"])
-def test_paths_of_other_programs_give_what_a_query_gives(local: Place, path: str) -> None:
-    import pyarrow as pa
-
+def test_paths_of_other_programs_have_the_values_of_a_query(local: Place, path: str) -> None:
     table = Table.create(local.uri, partition_by=["n AS p"])
     table.insert([{"n": 1}])
     foreign = {"n": ("BIGINT", pa.int64(), [2])}
@@ -238,35 +220,35 @@ def test_without_polars_the_extra_is_named(local: Place, monkeypatch: pytest.Mon
 
 
 @pytest.mark.s3
-def test_credentials_are_those_of_when_a_frame_is_collected(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_fetched_when_a_frame_is_collected(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("icedb.engines.polars.bucket_access.KEPT_S", 0)
     assert s3.storage_options is not None
     table = Table.create(s3.uri, partition_by=["n % 2 AS parity"], storage_options=s3.storage_options)
     table.insert([{"n": 1}, {"n": 2}])
     good = s3.storage_options["AWS_SECRET_ACCESS_KEY"]
-    given = {"access_key_id": s3.storage_options["AWS_ACCESS_KEY_ID"], "secret_access_key": good}
-    asked = []
+    credentials = {"access_key_id": s3.storage_options["AWS_ACCESS_KEY_ID"], "secret_access_key": good}
+    calls = []
 
     def provider() -> dict[str, Any]:
-        asked.append(datetime.now(UTC))
-        return given
+        calls.append(datetime.now(UTC))
+        return credentials
 
     options = {name: s3.storage_options[name] for name in ("AWS_ENDPOINT_URL", "AWS_REGION")}
     lazy = scan(Table.open(s3.uri, storage_options=options, credential_provider=provider).snapshot())
-    before = len(asked)
+    before = len(calls)
     assert lazy.collect().height == 2
-    assert len(asked) > before
-    given = {**given, "secret_access_key": "wrong-secret"}
+    assert len(calls) > before
+    credentials = {**credentials, "secret_access_key": "wrong-secret"}
     with pytest.raises(Exception, match=r"(?s)403|Forbidden|SignatureDoesNotMatch|denied") as refused:
         lazy.collect()
-    given = {**given, "secret_access_key": good}
+    credentials = {**credentials, "secret_access_key": good}
     assert lazy.collect().height == 2
     for text in (str(refused.value), lazy.explain(), repr(lazy)):
         assert good not in text
         assert "wrong-secret" not in text
 
 
-def test_what_polars_is_told_of_a_bucket() -> None:
+def test_the_storage_options_of_polars_for_a_bucket() -> None:
     endpoint = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_REGION": "eu-west-1"}
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
     fixed = access(parse_location("s3://bucket/t", endpoint | keys | {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}))
@@ -279,13 +261,15 @@ def test_what_polars_is_told_of_a_bucket() -> None:
     answer = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_session_token": "token"}
     assert fixed["credential_provider"]() == (answer, None)
     assert "secret" not in repr(fixed)
-    given = {"access_key_id": "key", "secret_access_key": "secret"}
-    asking = access(parse_location("s3://bucket/t", endpoint, credential_provider=lambda: given))["credential_provider"]
-    answer, until = asking()
+    credentials = {"access_key_id": "key", "secret_access_key": "secret"}
+    provider = access(parse_location("s3://bucket/t", endpoint, credential_provider=lambda: credentials))[
+        "credential_provider"
+    ]
+    answer, until = provider()
     assert 0 < until - time.time() <= 11
-    given["secret_access_key"] = "next"
-    assert asking()[0]["aws_secret_access_key"] == "next"
-    assert pickle.loads(pickle.dumps(asking))() == (answer | {"aws_secret_access_key": "next"}, None)
+    credentials["secret_access_key"] = "next"
+    assert provider()[0]["aws_secret_access_key"] == "next"
+    assert pickle.loads(pickle.dumps(provider))() == (answer | {"aws_secret_access_key": "next"}, None)
     anonymous = access(parse_location("s3://bucket/t", endpoint, credential_provider=lambda: None))
     assert (anonymous["storage_options"]["aws_skip_signature"], anonymous["credential_provider"]) == ("true", None)
     assert access(parse_location("/a/folder")) == {"credential_provider": None}
@@ -311,11 +295,8 @@ def test_a_filter_on_a_partition_column_is_exact_for_nulls_too(local: Place, val
     for value in (v for v in values if v is not None):
         conditions = [q == value, q != value, q < value, q <= value, q > value, q >= value, q.is_in([value])]
         conditions += [~q.is_in([value]), q.eq_missing(value), q.ne_missing(value), q.is_null(), q.is_not_null()]
-        conditions += [
-            (q == value) & (pl.col("id") >= 0),
-            (q == value) | (pl.col("id") < 0),
-            q.fill_null(value) == value,
-        ]
+        conditions += [(q == value) & (pl.col("id") >= 0), (q == value) | (pl.col("id") < 0)]
+        conditions += [q.fill_null(value) == value]
         for condition in conditions:
-            found = scan(snapshot).filter(condition).collect()
-            assert found.sort("id").equals(everything.filter(condition).sort("id")), (value, str(condition))
+            rows = scan(snapshot).filter(condition).collect()
+            assert rows.sort("id").equals(everything.filter(condition).sort("id")), (value, str(condition))

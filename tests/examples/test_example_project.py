@@ -1,10 +1,9 @@
-"""The example project: generated alike everywhere, loaded without a store or Spark, and right from end to end."""
+"""The example project: its data are reproducible, it loads without a store or Spark, and its results are correct."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -19,12 +18,12 @@ dg = pytest.importorskip("dagster")
 
 yaml = pytest.importorskip("yaml")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from jsonschema import Draft202012Validator
 
 import icedb
 from icedb_dagster import IceDBResource, IceDBTable
 from icedb_dagster.dev import stack
+from tests.support.processes import clean_environment, run_python
 
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = REPOSITORY / "examples" / "web_analytics"
@@ -34,16 +33,11 @@ SMALL = {"WEB_ANALYTICS_DAYS": "6", "WEB_ANALYTICS_SCALE": "0.1"}
 
 
 def environment(**more: str) -> dict[str, str]:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "ICEDB_", "DAGSTER_", "WEB_ANALYTICS_", "LAKE_"))
-    }
-    return clean | more
+    return clean_environment("WEB_ANALYTICS_", "LAKE_", **more)
 
 
 def start_example(folder: Path, **more: str) -> subprocess.Popen[str]:
-    """The example's command, with its data and its Postgres in a folder of their own."""
+    """Run the example's command, with its data and its Postgres in a separate folder."""
     folder.mkdir(exist_ok=True)
     places = {"WEB_ANALYTICS_DATA": str(folder / "data"), "WEB_ANALYTICS_PROJECT": str(folder)}
     return subprocess.Popen(
@@ -59,7 +53,7 @@ def start_example(folder: Path, **more: str) -> subprocess.Popen[str]:
 @pytest.fixture
 def folder(tmp_path: Path):
     yield tmp_path
-    stack.down(tmp_path)  # who was killed did not stop its Postgres
+    stack.down(tmp_path)  # a killed example did not stop its Postgres
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -79,9 +73,7 @@ def generate(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.long
-def test_the_generated_events_are_the_same_for_the_same_seed_and_a_day_is_the_same_among_other_days(
-    generate, tmp_path: Path
-) -> None:
+def test_generated_events_depend_only_on_seed_and_day(generate, tmp_path: Path) -> None:
     lines = generate(tmp_path / "one", DAYS, scale=0.3)
     assert generate(tmp_path / "two", DAYS, scale=0.3) == lines
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
@@ -96,27 +88,27 @@ def test_the_generated_events_are_the_same_for_the_same_seed_and_a_day_is_the_sa
 
 
 @pytest.mark.long
-def test_the_generated_events_have_what_makes_real_ones_hard(generate, tmp_path: Path) -> None:
+def test_generated_events_are_skewed_late_and_partly_invalid(generate, tmp_path: Path) -> None:
     from examples.run_web_analytics.expected import count_inbox
 
     generate(tmp_path, DAYS, scale=0.5)
     counted = count_inbox(tmp_path)
     tenants = Counter(event.tenant for event in counted.events)
     assert len(tenants) == 3
-    assert max(tenants.values()) > 5 * min(tenants.values())  # of very different sizes
+    assert max(tenants.values()) > 5 * min(tenants.values())  # the sizes differ
     assert counted.misfits  # rows that do not fit
 
     second_day = (tmp_path / "aurora-fashion" / f"{DAYS[1]}.jsonl").read_text()
     assert f'"ts":"{DAYS[0]}T' in second_day  # late events
     sessions = counted.sessions()
     users_of_a_day = Counter((s.tenant, s.user, s.day) for s in sessions)
-    assert max(users_of_a_day.values()) > 1  # somebody comes back after a break
+    assert max(users_of_a_day.values()) > 1  # a user returns after a break
     assert any(s.cents > 0 for s in sessions)
     assert sum(s.page_views for s in sessions) == sum(e.kind == "page_view" for e in counted.events)
 
 
 @pytest.mark.long
-def test_a_trace_of_a_user_is_found_in_parts_and_in_the_log(tmp_path: Path) -> None:
+def test_a_trace_of_a_user_in_parts_or_log_is_detected(tmp_path: Path) -> None:
     from examples.run_web_analytics import checks
     from examples.shared.numbers import NumbersDisagree
 
@@ -139,7 +131,7 @@ def test_a_trace_of_a_user_is_found_in_parts_and_in_the_log(tmp_path: Path) -> N
         assert checks.nothing_stored_of(table, user) > 1
 
 
-def test_a_number_that_is_not_the_counted_one_is_told(generate, tmp_path: Path) -> None:
+def test_a_wrong_metric_is_detected(generate, tmp_path: Path) -> None:
     from examples.run_web_analytics import checks
     from examples.run_web_analytics.expected import count_inbox, metrics_of
     from examples.shared.numbers import NumbersDisagree
@@ -170,7 +162,6 @@ def refuse(*_):
 socket.socket.connect = refuse
 from web_analytics.definitions import defs
 import dagster as dg
-
 loaded = defs()
 dg.Definitions.validate_loadable(loaded)
 repository = loaded.get_repository_def()
@@ -179,12 +170,12 @@ from pyspark import SparkContext
 assert SparkContext._active_spark_context is None
 
 for name, day in (("ingest_yesterday", "2026-09-02"), ("derive_the_day_before", "2026-09-01")):
-    for month, wanted in ((9, [day]), (12, [])):
+    for month, expected in ((9, [day]), (12, [])):
         at = dg.build_schedule_context(
             repository_def=repository, scheduled_execution_time=datetime(2026, month, 3, 1, tzinfo=UTC)
         )
-        asked = repository.get_schedule_def(name).evaluate_tick(at)
-        assert [request.partition_key for request in asked.run_requests or []] == wanted, (name, asked)
+        result = repository.get_schedule_def(name).evaluate_tick(at)
+        assert [request.partition_key for request in result.run_requests or []] == expected, (name, result)
 
 print(*sorted(key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()))
 print(*sorted(job.name for job in repository.get_all_jobs()))
@@ -192,24 +183,16 @@ print(*sorted(job.name for job in repository.get_all_jobs()))
 
 
 @pytest.mark.process
-def test_the_definitions_load_without_store_and_spark_and_its_schedules_ask_for_complete_days(tmp_path: Path) -> None:
+def test_definitions_load_without_services_and_schedules_request_complete_days(tmp_path: Path) -> None:
     nowhere = {"WEB_ANALYTICS_DATA": str(tmp_path / "nowhere"), "LAKE_ROOT": "s3://no-such-bucket/lake"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOADED],
-        cwd=PROJECT,
-        env=environment(**nowhere),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-W", "ignore", "-c", LOADED, cwd=PROJECT, env=environment(**nowhere))
     assets, jobs = (line.split() for line in done.stdout.splitlines())
     assert set(assets) == {"daily_metrics", "dashboard", "events", "events_quarantine", "page_views", "sessions"}
     assert {"ingest", "derive", "look", "events_ttl", "page_views_refresh", "sessions_delete"} <= set(jobs)
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_yaml_of_each_table_is_as_editors_and_dg_want_it() -> None:
+def test_the_yaml_of_each_table_matches_the_schema() -> None:
     schema = Draft202012Validator(IceDBTable.model().model_json_schema())
     documents = [*yaml.safe_load_all((PROJECT / "web_analytics" / "defs" / "tables" / "defs.yaml").read_text())]
     wrong = {d["attributes"]["table"]: [e.message for e in schema.iter_errors(d["attributes"])] for d in documents}
@@ -218,9 +201,7 @@ def test_the_yaml_of_each_table_is_as_editors_and_dg_want_it() -> None:
 
 
 @pytest.mark.dagster
-def test_a_day_waits_for_the_files_of_all_tenants_and_is_whole_then(
-    generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_day_waits_for_the_files_of_all_tenants(generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from web_analytics.defs import events
     from web_analytics.settings import TENANTS
 
@@ -244,7 +225,7 @@ def test_a_day_waits_for_the_files_of_all_tenants_and_is_whole_then(
 @pytest.mark.slow(seconds=150)  # `make example` is the same, and larger
 @pytest.mark.spark
 @pytest.mark.dagster
-def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_end(folder: Path) -> None:
+def test_the_example_restarts_after_a_kill_with_right_numbers(folder: Path) -> None:
     killed = start_example(folder, **SMALL)
     assert killed.stdout is not None
     for line in killed.stdout:
@@ -265,7 +246,7 @@ def test_the_example_begins_anew_after_it_was_killed_and_is_right_from_end_to_en
 
 
 @pytest.mark.process
-def test_the_example_deletes_nothing_that_is_not_its_own(folder: Path) -> None:
+def test_the_example_deletes_no_foreign_files(folder: Path) -> None:
     (folder / "data" / "lake").mkdir(parents=True)
     (folder / "data" / "lake" / "mine").write_text("precious")
     refused = start_example(folder, **SMALL)
@@ -280,7 +261,7 @@ def test_the_example_deletes_nothing_that_is_not_its_own(folder: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.dagster
 @pytest.mark.timeout(1800)
-def test_the_whole_example_says_what_its_readme_shows(folder: Path) -> None:
+def test_the_whole_example_prints_the_figures_of_its_readme(folder: Path) -> None:
     whole = start_example(folder)
     output, _ = whole.communicate(timeout=1700)
     assert whole.returncode == 0, output
@@ -293,6 +274,6 @@ def test_the_whole_example_says_what_its_readme_shows(folder: Path) -> None:
 
 
 def steps_of(output: str) -> dict[str, list[str]]:
-    """The table of steps: name -> cells."""
+    """Return the table of steps: name -> cells."""
     rows = [[cell.strip() for cell in line.strip("│ \n").split("│")] for line in output.splitlines() if "│" in line]
     return {cells[0]: cells[1:] for cells in rows}

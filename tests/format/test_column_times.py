@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +11,7 @@ from icedb.format.column_times import UNKNOWN_MS, column_times
 from icedb.format.timing import DAY_MS, MINUTE_MS
 from icedb.reader.diff import columns_of
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
+from tests.format.test_operation_names import edit_header
 
 Step = Callable[[Table], object]
 
@@ -52,12 +51,12 @@ def test_a_snapshot_has_the_columns_of_its_time(table: Table, clock: ManualClock
     for at_ms, columns in ((first_ms, ["d", "a"]), (second_ms - 1, ["d", "a"]), (second_ms, ["d", "a", "b"])):
         assert list(table.snapshot(at_ms).schema) == columns
         assert table.query("SELECT * FROM t", as_of=at_ms).to_arrow().column_names == columns
-    assert list(table.snapshot(first_ms - 1).schema) == ["d", "a"], "no rows yet, and the columns that come first"
+    assert list(table.snapshot(first_ms - 1).schema) == ["d", "a"], "before the first rows, it has the first columns"
     assert {"a", "b"} <= table.snapshot().schema.keys()
     assert table.snapshot(clock.now_ms()).schema == table.snapshot().schema
 
 
-def test_times_outlive_cleanup_and_the_log_files_that_brought_the_columns(
+def test_column_times_outlive_cleanup_and_their_log_files(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     _, second_ms = two_columns(table, clock)
@@ -72,7 +71,7 @@ def test_times_outlive_cleanup_and_the_log_files_that_brought_the_columns(
     assert list(table.snapshot(clock.now_ms()).schema) == ["d", "a", "b"]
 
 
-def test_an_append_with_a_smaller_time_than_the_commit_that_brought_its_column_is_read_whole(
+def test_an_append_earlier_than_the_commit_of_its_column_is_read_completely(
     clocked: ClockedStore, clock: ManualClock, table: Table
 ) -> None:
     table.insert([{"d": "x", "a": 1}])
@@ -88,17 +87,12 @@ def test_an_append_with_a_smaller_time_than_the_commit_that_brought_its_column_i
     assert sorted(table.query("SELECT a, b FROM t", as_of=at_ms).fetchall()) == [(1, None), (3, 3)]
 
 
-def test_columns_of_a_log_that_does_not_record_their_times_are_in_every_snapshot(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_columns_without_times_are_in_every_snapshot(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     first_ms, _ = two_columns(table, clock)
     clock.advance(MINUTE_MS)
     table.merge_log()
     [key] = [key for key in clocked.objects if "_m_" in key]
-    stored = clocked.objects[key]
-    header, *rest = stored.body.decode().split("\n")
-    old = {k: v for k, v in json.loads(header).items() if k not in ("st", "ct")}
-    clocked.objects[key] = replace(stored, body="\n".join([json.dumps(old), *rest]).encode())
+    edit_header(clocked, key, lambda header: [header.pop(name) for name in ("st", "ct")])
     again = open_table(clocked, clock)
     assert column_times(again.handle.read()) == {"d": UNKNOWN_MS, "a": UNKNOWN_MS, "b": UNKNOWN_MS}
     assert list(again.snapshot(first_ms).schema) == ["d", "a", "b"]
@@ -139,18 +133,14 @@ def test_the_final_rows_of_a_snapshot_follow_the_merging_of_its_time(clocked: Cl
     assert table.query("SELECT a FROM final").fetchall() == [(2,)]
 
 
-def test_a_spec_that_does_not_record_the_earlier_ones_gives_the_partition_columns_that_fit(
+def test_a_spec_without_earlier_ones_has_the_partition_columns_that_fit(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     first_ms, _ = two_columns(table, clock)
     clock.advance(MINUTE_MS)
     key = table.alter(partition_by=["d", "b % 2 AS e"]).key
     assert key is not None
-    stored = clocked.objects[key]
-    header, *rest = stored.body.decode().split("\n")
-    old = json.loads(header)
-    assert old["spec"].pop("earlier")
-    clocked.objects[key] = replace(stored, body="\n".join([json.dumps(old), *rest]).encode())
+    edit_header(clocked, key, lambda header: header["spec"].pop("earlier"))
     then = open_table(clocked, clock).snapshot(first_ms)
     assert list(then.partition_schema) == ["d"]
     assert then.query("SELECT * FROM t").fetchall() == [("x", 1)]

@@ -36,7 +36,7 @@ def state_of(*files: LogFile) -> TableState:
 
 @pytest.fixture
 def state() -> TableState:
-    """Return the state of three files. In the third, a v3 program tombstoned `b`, which is live in the first."""
+    """The state of three files. In the third, a v3 program tombstoned `b`, which is live in the first."""
     return state_of(
         LogFile(1, {"x": "BIGINT"}, (part("a", 1), part("b", 1), part("c", 1)), txn={"app": (1, 1)}, horizon_ms=3),
         LogFile(
@@ -108,13 +108,13 @@ def _alive(planned: CommitDraft, name: str) -> CommitDraft:
 def test_a_draft_that_would_lose_or_revive_a_part_is_never_published(state: TableState) -> None:
     planned = draft(state, t_ms=9, add=[part("new", 0)], tombstone=[key("a")], replaces=[first(state)])
     check_draft(state, planned)
-    for broken, says in (
+    for broken, message in (
         (_without(planned, "c"), f"lose \\['{key('c')}'"),
         (_alive(planned, "b"), f"bring back \\['{key('b')}'"),
         (_without(planned, "new"), r"add \[\]"),
         (_alive(planned, "a"), r"tombstone \[\]"),
     ):
-        with pytest.raises(InvariantViolated, match=says):
+        with pytest.raises(InvariantViolated, match=message):
             check_draft(state, broken)
     with pytest.raises(InvariantViolated, match="tombstone"):
         check_draft(state, replace(planned, tombstoned=frozenset()))

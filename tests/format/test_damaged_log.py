@@ -19,7 +19,7 @@ from icedb.format.keys import Keys
 from icedb.format.records import COLUMNS_MIN, LogFile, Marker, total_bytes, total_rows
 from icedb.util.times import COUNT_MAX, TIME_MS_MAX
 from tests.support.proxy.proxy_views import fetch
-from tests.support.proxy.proxy_worlds import World, make_app, run
+from tests.support.proxy.proxy_worlds import ProxyWorld, make_app, run
 
 KEYS = Keys("t")
 KEY = KEYS.log_file(1_700_000_000_000, merged=False, writer="w")
@@ -125,19 +125,8 @@ def test_a_log_name_with_an_enormous_epoch_or_non_ascii_digits_has_no_epoch() ->
 
 
 NUMBERS = [
-    b"-1",
-    b"0",
-    b"1",
-    b"100000000000000000",
-    b"9" * 30,
-    b"1.5",
-    b"true",
-    b"null",
-    b'"1"',
-    b"NaN",
-    b"[]",
-    b"1e400",
-]
+    b"-1", b"0", b"1", b"100000000000000000", b"9" * 30, b"1.5", b"true", b"null", b'"1"', b"NaN", b"[]", b"1e400",
+]  # fmt: skip
 
 
 def mutations(body: bytes, chance: random.Random) -> Iterator[bytes]:
@@ -200,10 +189,8 @@ def test_every_reader_returns_a_result_or_raises_an_error_that_names_the_file(tm
 
 
 @pytest.mark.parametrize("text", ["100000000000000000", "-1", "1.5"])
-def test_a_hostile_log_file_affects_only_its_own_table_in_the_proxy(
-    text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    hostile, other = World(), World()
+def test_a_hostile_log_file_affects_only_its_table_in_the_proxy(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    hostile, other = ProxyWorld(), ProxyWorld()
     hostile.add("u=1")
     (key,) = other.add("u=1")
     name = f"{hostile.table.handle.keys.log_prefix}{hostile.clock.now_ms() + 5:013d}_junk.jsonl"

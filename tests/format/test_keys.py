@@ -25,9 +25,10 @@ AWKWARD = ["", ".", "..", "/", "a/b", "'", '"', "=", "%", "%2F", " ", "NULL", "n
            NULL_VALUE.lower(),
            "ü", "日本", "\0", "\n", "\x7f", "+", "a b%2Fc", "#", "?", "*", "\\", "~", "😀", "00123"]  # fmt: skip
 
+_CONNECTION = duckdb.connect()
 #: A character takes at most 9 bytes in a path.
 texts = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=20))
-# What XML 1.0 can carry and need not discourage, beyond ASCII: S3 answers listings in it.
+# Characters beyond ASCII that XML 1.0 allows and does not discourage, because S3 lists in XML.
 XML_CHARACTER = re.compile("[\u00a0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")
 
 values = st.one_of(st.none(), texts)
@@ -74,21 +75,12 @@ def test_duckdb_reads_the_value_back_from_the_path(tmp_path: Path, value: str | 
     folder = tmp_path / encode_partition({"p": value})
     folder.mkdir(exist_ok=True)
     path = str(folder / "x.parquet")
-    con = _connection()
+    con = _CONNECTION.cursor()
     con.execute("COPY (SELECT 1 AS n) TO '" + path.replace("'", "''") + "' (FORMAT parquet)")
     read = con.execute(
         "SELECT p, n FROM read_parquet(?, hive_partitioning = true, hive_types = {p: 'VARCHAR'})", [[path]]
     )
     assert read.fetchall() == [(value, 1)]
-
-
-_connections: list[duckdb.DuckDBPyConnection] = []
-
-
-def _connection() -> duckdb.DuckDBPyConnection:
-    if not _connections:
-        _connections.append(duckdb.connect())
-    return _connections[0]
 
 
 def test_a_value_too_long_for_a_file_name_is_rejected() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,7 +58,7 @@ def conflicting(table: Table) -> None:
     handle.store.create(key, encode(LogFile(at_ms, {"n": "INTEGER"})))
 
 
-#: With the name that older versions derive, where that is wrong.
+#: Operations, each with the name that older versions derive.
 VERBS: dict[str, tuple[Callable[[Table, Path], object], str]] = {
     "insert": (lambda t, _: t.insert([{"k": 2, "n": 1}]), "insert"),
     "insert with a column": (lambda t, _: t.insert([{"k": 2, "n": 1, "x": 1}]), "insert"),
@@ -96,13 +97,20 @@ def merge_all(table: Table, store: ClockedStore) -> LogFile:
     return table.handle.read(fresh=True).files[commit.key or ""].file
 
 
+def edit_header(store: ClockedStore, key: str, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the header of a stored log file, as if another version had written it."""
+    stored = store.objects[key]
+    first, *rest = stored.body.decode().split("\n")
+    header = json.loads(first)
+    edit(header)
+    store.objects[key] = replace(stored, body="\n".join([json.dumps(header), *rest]).encode())
+
+
 def without_names(store: ClockedStore) -> None:
     """Remove the operation names from the log, as if an older version had written it."""
-    for key, stored in list(store.objects.items()):
+    for key in store.objects:
         if key.startswith(store.location.keys.log_prefix):
-            header, *rest = stored.body.decode().split("\n")
-            old = {name: value for name, value in json.loads(header).items() if name not in ("op", "ops")}
-            store.objects[key] = replace(stored, body="\n".join([json.dumps(old), *rest]).encode())
+            edit_header(store, key, lambda header: [header.pop(name, None) for name in ("op", "ops")])
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -128,9 +136,7 @@ def test_a_commit_has_the_name_of_its_verb_and_in_an_old_log_the_derived_one(
     assert (old[newest.at_ms].kind if newest.at_ms in old else guess) == guess
 
 
-def test_cleanup_keeps_the_names_of_commits_whose_parts_it_does_not_forget(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_cleanup_keeps_the_names_of_remembered_commits(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     merged_ms = table.merge().commit.created_ms
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=1"])
@@ -147,9 +153,7 @@ def test_cleanup_keeps_the_names_of_commits_whose_parts_it_does_not_forget(
     assert all(set(f.operations) <= {merged_ms} for f in files if f.operation == "cleanup"), "nothing else is carried"
 
 
-def test_a_reader_made_from_the_page_knows_the_same_operations(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_reader_made_from_the_page_has_the_names(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     for do in (table.merge, lambda: table.drop_partitions(["k=1"]), table.merge_log, lambda: table.insert([{"k": 3}])):
         clock.advance(MINUTE_MS)
         do()
@@ -199,11 +203,7 @@ def test_remembered_operations_of_another_type_count_as_absent(ops: str) -> None
 def test_an_unknown_name_of_a_later_version_is_carried(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.delete("k = 1")
     commit = table.history(limit=1)[0]
-    stored = clocked.objects[commit.log_file or ""]
-    assert b'"op":"delete"' in stored.body
-    clocked.objects[commit.log_file or ""] = replace(
-        stored, body=stored.body.replace(b'"op":"delete"', b'"op":"expire"')
-    )
+    edit_header(clocked, commit.log_file or "", lambda header: header.update(op="expire"))
     again = open_table(clocked, clock)
     assert (again.history(limit=1)[0].kind, again.history(limit=1)[0].kind_recorded) == ("drop", False)
     clock.advance(MINUTE_MS)
@@ -221,9 +221,7 @@ def test_two_operations_of_one_time_have_no_name() -> None:
     assert (decode_operation(b'"merge"'), decode_operations(b'{"merge":[5,6]}')) == ("merge", {5: "merge", 6: "merge"})  # type: ignore[arg-type]
 
 
-def test_an_append_in_the_millisecond_of_a_merge_has_no_merge_name(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_an_append_at_the_time_of_a_merge_has_no_name(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     merged_ms = table.merge().commit.created_ms or 0
     markers = (Marker(table.handle.keys.part("k=9", "ff" * 16), 10, merged_ms, rows=1),)
     key = table.handle.keys.log_file(merged_ms, merged=False, writer="web-1-0123456789ab")
@@ -232,7 +230,7 @@ def test_an_append_in_the_millisecond_of_a_merge_has_no_merge_name(
     clock.advance(MINUTE_MS)
     merge_all(table, clocked)
     kinds = {c.at_ms: c.kind for c in open_table(clocked, clock).history()}
-    assert kinds[merged_ms] == "overwrite", "one commit of both, as ever"
+    assert kinds[merged_ms] == "overwrite", "one commit of both"
 
 
 @pytest.mark.long

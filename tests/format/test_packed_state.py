@@ -43,7 +43,7 @@ def columns_from(count: int) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------- any log files
 
 IDS = st.integers(0, 5).map(lambda n: f"{n:032x}")
-# Also such as differ late only, so that what is compared first is the same.
+# Ids that differ only at their end.
 NEAR = st.sampled_from(["f" * 31 + "0", "f" * 31 + "1", "0" * 31 + "f"])
 NAMES = st.one_of(
     IDS.map(lambda i: f"{i}.parquet"),
@@ -254,7 +254,7 @@ def test_a_large_log_file_holds_the_greatest_numbers_and_refuses_greater_ones() 
     "key", ["table/x", "elsewhere/a.parquet", f"{PREFIX}../a.parquet", f"{PREFIX}d=1//a", f"{PREFIX}a\0", ""]
 )
 @pytest.mark.parametrize("others", [0, 5_000])
-def test_a_large_log_file_names_nothing_outside_its_table(key: str, others: int) -> None:
+def test_a_large_log_file_names_no_part_outside_its_table(key: str, others: int) -> None:
     file = many(others)
     file = replace_markers(file, (*file.markers, Marker(key, 1, 1)))
     with columns_from(1), pytest.raises(CorruptLog, match="names"):

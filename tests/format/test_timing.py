@@ -63,7 +63,18 @@ KNOWN_MS = LONG.grace_ms + LONG.late_publication_ms
 
 @pytest.fixture
 def table(clocked: ClockedStore, clock: ManualClock) -> Table:
-    return create_table(clocked, clock, partition_by=["k"])
+    """A table with one row."""
+    table = create_table(clocked, clock, partition_by=["k"])
+    table.insert([{"k": 0, "n": 1}])
+    return table
+
+
+@pytest.fixture
+def stale(table: Table, clocked: ClockedStore, clock: ManualClock) -> Table:
+    """The table in another program, which has read the log before the test changes it."""
+    opened = open_table(clocked, clock)
+    opened.handle.read()
+    return opened
 
 
 def part_of(handle: Handle, n: int) -> WrittenParts:
@@ -89,12 +100,12 @@ def test_the_defaults_and_the_example_are_on_the_page() -> None:
     assert counting_times(json.loads(text), read_by_all_ms + four_hours)["grace_ms"] == 2 * HOUR_MS
 
 
-def test_the_spec_has_the_times_and_a_table_with_the_defaults_does_not_name_them() -> None:
+def test_the_spec_contains_only_times_that_are_not_the_default() -> None:
     assert "timing" not in json.loads(encode_spec(TableSpec()))
     spec = TableSpec(timing=SHORT, earlier_timing=(EarlierTiming(5, LONG),))
     assert decode_spec(encode_spec(spec), table="t", key="k") == spec
     some = decode_spec(b'{"version":1,"timing":{"grace_ms":7200000,"later":1}}', table="t", key="k")
-    assert some.timing == replace(LONG, grace_ms=2 * HOUR_MS), "what is absent is the default"
+    assert some.timing == replace(LONG, grace_ms=2 * HOUR_MS), "an absent time has its default"
 
 
 @pytest.mark.parametrize(
@@ -151,26 +162,24 @@ def test_create_and_open_take_times(place: Place) -> None:
 def test_a_program_of_the_v3_api_uses_the_times_of_the_table(s3: Place) -> None:
     Table.create(s3.uri, storage_options=s3.storage_options, timing=SHORT).insert([{"n": 1}])
     v3 = program(s3)
-    handle = v3._now().handle
+    handle = v3._refresh().handle
     handle.read()
     assert handle.timing == SHORT
-    assert v3._now().handle.timing == SHORT
+    assert v3._refresh().handle.timing == SHORT
     longer = replace(SHORT, grace_ms=HOUR_MS)
     Table.open(s3.uri, storage_options=s3.storage_options).alter(timing=longer)
     handle.read()
     assert handle.timing == longer
 
 
-def test_a_log_file_of_an_alter_has_the_times_in_its_header(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_the_log_file_of_an_alter_contains_the_times(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     commit = table.alter(timing=SHORT)
     header = json.loads(clocked.objects[commit.key or ""].body.split(b"\n")[0])
     assert header["spec"]["timing"] == {f.name: getattr(SHORT, f.name) for f in fields(Timing)}
     assert header["spec"]["earlier_timing"][0]["until"] == commit.created_ms
     clock.advance(40 * DAY_MS)
     table.alter(timing=LONG)
-    assert [e.timing for e in table.spec.earlier_timing] == [SHORT], "nothing counts on the first ones any more"
+    assert [e.timing for e in table.spec.earlier_timing] == [SHORT], "no program relies on the first ones"
 
 
 # ------------------------------------------------------------------------------------------------ a change
@@ -187,7 +196,7 @@ def timings(draw: Callable[[st.SearchStrategy[int]], int]) -> Timing:
 
 
 @given(timings(), st.lists(st.tuples(st.integers(0, 500), timings()), max_size=4), st.integers(0, 2_000))
-def test_the_times_that_count_are_always_possible_and_never_shorter(
+def test_effective_times_are_always_valid_and_never_shorter(
     now: Timing, before: list[tuple[int, Timing]], at_ms: int
 ) -> None:
     earlier = [EarlierTiming(until, timing) for until, timing in before]
@@ -207,12 +216,10 @@ def test_the_times_that_count_are_always_possible_and_never_shorter(
         assert counting == now
 
 
-def test_cleanup_uses_a_longer_grace_that_another_program_has_set(
-    table: Table, clocked: ClockedStore, clock: ManualClock
+def test_cleanup_uses_a_longer_grace_of_another_program(
+    table: Table, stale: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
-    fresh, stale = open_table(clocked, clock), open_table(clocked, clock)
-    stale.handle.read()
+    fresh = open_table(clocked, clock)
     table.alter(timing=replace(LONG, grace_ms=5 * HOUR_MS))
     as_of_ms = table.snapshot().as_of_ms
     clock.advance(MINUTE_MS)
@@ -225,12 +232,7 @@ def test_cleanup_uses_a_longer_grace_that_another_program_has_set(
     assert len(fresh.cleanup().deleted_parts) == 1
 
 
-def test_a_sweep_uses_a_longer_age_that_another_program_has_set(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    table.insert([{"k": 0, "n": 1}])
-    stale = open_table(clocked, clock)
-    stale.handle.read()
+def test_a_sweep_uses_a_longer_age_of_another_program(table: Table, stale: Table, clock: ManualClock) -> None:
     table.alter(timing=replace(LONG, part_timeout_ms=30 * HOUR_MS, min_age_ms=60 * HOUR_MS))
     clock.advance(2 * KNOWN_MS)
     written = part_of(table.handle, 2)
@@ -241,10 +243,9 @@ def test_a_sweep_uses_a_longer_age_that_another_program_has_set(
 
 
 @pytest.mark.parametrize("later_ms", [0, 3 * HOUR_MS])
-def test_a_longer_limit_does_not_hold_for_parts_that_a_sweep_may_have_taken_before(
+def test_a_longer_limit_excludes_parts_that_a_sweep_may_have_deleted(
     table: Table, clock: ManualClock, later_ms: int
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
     written = part_of(table.handle, 2)
     clock.advance(25 * HOUR_MS)
     table.delete_orphans()
@@ -258,7 +259,6 @@ def test_a_longer_limit_does_not_hold_for_parts_that_a_sweep_may_have_taken_befo
 def test_cleanup_uses_a_shorter_grace_after_no_program_relies_on_the_longer_one(
     table: Table, clocked: ClockedStore, clock: ManualClock, late_ms: int
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
     altered_ms = table.alter(timing=SHORT).created_ms or 0
     as_of_ms = table.snapshot().as_of_ms
     clock.set(altered_ms + KNOWN_MS + LONG.grace_ms - SHORT.grace_ms - MINUTE_MS)
@@ -269,12 +269,9 @@ def test_cleanup_uses_a_shorter_grace_after_no_program_relies_on_the_longer_one(
         assert table.snapshot(as_of_ms).query("SELECT count(*) FROM t").fetchall() == [(1,)]
 
 
-def test_a_sweep_keeps_parts_that_a_program_with_the_longer_times_may_publish(
-    table: Table, clocked: ClockedStore, clock: ManualClock
+def test_a_sweep_keeps_parts_of_programs_with_longer_times(
+    table: Table, stale: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
-    stale = open_table(clocked, clock)
-    stale.handle.read()
     clock.advance(LONG.grace_ms - MINUTE_MS)
     table.alter(timing=SHORT)
     written = part_of(stale.handle, 2)
@@ -287,10 +284,9 @@ def test_a_sweep_keeps_parts_that_a_program_with_the_longer_times_may_publish(
     check_sound(clocked)
 
 
-def test_an_idle_program_reads_shorter_times_before_it_publishes(
+def test_an_idle_program_reads_shorter_times_at_a_commit(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
     store = FaultyStore(clocked)
     stale = open_table(store, clock)
     stale.insert([{"k": 0, "n": 2}])
@@ -305,7 +301,7 @@ def test_an_idle_program_reads_shorter_times_before_it_publishes(
     assert sorted(table.query("SELECT n FROM t").fetchall()) == [(1,), (2,)]
 
 
-def test_an_append_reads_the_log_only_if_its_state_is_older_than_the_grace_period(
+def test_an_append_reads_the_log_only_after_the_grace_period(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     store = FaultyStore(clocked)
@@ -322,10 +318,9 @@ def test_an_append_reads_the_log_only_if_its_state_is_older_than_the_grace_perio
 
 
 @pytest.mark.parametrize("later_ms", [0, 3 * HOUR_MS])
-def test_a_pin_relies_on_no_longer_grace_than_a_cleanup_may_have_used(
+def test_a_pin_relies_on_the_shortest_possible_grace_of_cleanup(
     table: Table, clock: ManualClock, later_ms: int
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
     as_of_ms = table.snapshot().as_of_ms
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=0"])
@@ -336,11 +331,8 @@ def test_a_pin_relies_on_no_longer_grace_than_a_cleanup_may_have_used(
         table.pin("p", as_of_ms)
 
 
-def test_a_consumer_of_changes_waits_for_the_longer_times(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_consumer_of_changes_waits_for_longer_times(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     """A program with the new timeout may publish later than a program with the old times expects."""
-    table.insert([{"k": 0, "n": 1}])
     consumer = open_table(clocked, clock)
     cursor = consumer.changes().cursor
     table.alter(timing=replace(LONG, commit_timeout_ms=29 * MINUTE_MS))
@@ -370,7 +362,6 @@ def altering(table: Table) -> None:
 def test_an_alter_that_crashes_anywhere_leaves_the_old_or_the_new_times(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
     saved = SavedState(clocked, clock)
     counting = FaultyStore(clocked)
     altering(open_table(counting, clock))
@@ -388,7 +379,7 @@ def test_an_alter_that_crashes_anywhere_leaves_the_old_or_the_new_times(
         other.alter(row_group_rows=10_000)  # completes a young claim, voids an old one
         ends.add(other.spec.timing == SHORT)
         assert other.spec.timing in (LONG, SHORT)
-        assert other.handle.timing == LONG, "the longer ones count for now, either way"
+        assert other.handle.timing == LONG, "the longer times apply for now in both cases"
         assert (other.spec.earlier_timing != ()) == (other.spec.timing == SHORT)
         assert [r[0] for r in other.query("SELECT n FROM t").fetchall()] == [1]
         check_sound(clocked)
@@ -403,7 +394,6 @@ def test_an_alter_that_crashes_anywhere_leaves_the_old_or_the_new_times(
 def test_an_alter_without_a_response_is_reconciled(
     table: Table, clocked: ClockedStore, clock: ManualClock, fault: Fault, key: str
 ) -> None:
-    table.insert([{"k": 0, "n": 1}])
     store = FaultyStore(clocked)
     store.inject(fault, kind="create", key=key)
     other = open_table(store, clock)
@@ -492,7 +482,7 @@ class Course:
         table.alter(timing=self.chance.choice(TIMES))
 
     def check(self) -> None:
-        """What is live, and what a reader may still open, is there; nothing but what was dropped is gone."""
+        """Assert that live parts and the parts of readers are stored, and that only dropped parts were deleted."""
         self.readers = [r for r in self.readers if r[0] > self.clock.now_ms()]
         for _, keys in self.readers:
             assert keys <= self.store.objects.keys(), "a reader's part was deleted too early"

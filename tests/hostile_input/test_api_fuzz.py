@@ -1,4 +1,4 @@
-"""Wrong types and values in every public call: only errors of the tree escape, and what fails changes nothing."""
+"""Wrong types and values in every public call raise only errors of the tree, and a failing call changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import pytest
 from typer.main import get_command
@@ -18,25 +18,26 @@ from icedb import Table, Timing
 from icedb.cli import app
 from icedb.errors import IceDBError, InvalidArgument, InvalidOption, InvalidQuery
 from icedb.util.arguments import checks_arguments
-from tests.support.attacks.api_fuzz import SECRET, Escape, World, cases, entries, try_case
+from icedb.writer.spec_options import SpecOptions
+from tests.support.attacks.api_fuzz import SECRET, Escape, FuzzTarget, cases, entries, try_case
 
 #: The short run's seeds are others than those of the long one.
 SHORT, LONG = range(10_000, 10_104), range(2_000)
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FuzzTarget]:
     """A world whose relative paths stay in it."""
     folder = tmp_path / "cwd" / "a" / "b" / "c" / "d"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    made = World(tmp_path)
+    made = FuzzTarget(tmp_path)
     yield made
     made.renew()
 
 
-def play(world: World, seeds: range) -> collections.Counter[str | None]:
-    """The outcomes of the cases. Fails if one of them escapes."""
+def play(world: FuzzTarget, seeds: range) -> collections.Counter[str | None]:
+    """Return the outcomes of the cases. Fail if one of them escapes."""
     outcomes: collections.Counter[str | None] = collections.Counter()
     escapes = []
     for case in cases(seeds, world):
@@ -50,14 +51,14 @@ def play(world: World, seeds: range) -> collections.Counter[str | None]:
 
 
 @pytest.mark.long
-def test_only_errors_of_the_tree_escape(world: World) -> None:
+def test_only_errors_of_the_tree_escape(world: FuzzTarget) -> None:
     outcomes = play(world, SHORT)
     assert outcomes["InvalidArgument"] > 20
     assert outcomes[None] > 5
 
 
 @pytest.mark.slow(seconds=60)
-def test_only_errors_of_the_tree_escape_from_two_thousand_calls(world: World) -> None:
+def test_only_errors_of_the_tree_escape_from_two_thousand_calls(world: FuzzTarget) -> None:
     outcomes = play(world, LONG)
     assert len(outcomes) > 10
 
@@ -69,7 +70,7 @@ def test_every_public_call_is_among_the_entries() -> None:
     assert {"Snapshot.query", "QueryResult.fetchmany", "BufferedWriter.submit", "IceDBv3.merge", "Timing"} <= names
 
 
-def test_the_oracle_sees_what_it_must(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oracle_detects_each_kind_of_escape(world: FuzzTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fault of a call is an escape: a library's error, a change, a secret, an empty message."""
 
     def outcome_of(error: Exception | None) -> object:
@@ -90,7 +91,7 @@ def test_the_oracle_sees_what_it_must(world: World, monkeypatch: pytest.MonkeyPa
         InvalidOption(f"text text text <object object at 0x7f {SECRET}"),
     ):
         assert isinstance(outcome_of(error), Escape)
-    assert outcome_of(InvalidOption("a message that says what to do")) == "InvalidOption"
+    assert outcome_of(InvalidOption("a message with the next step")) == "InvalidOption"
 
 
 # ------------------------------------------------------------------------------------------------ the rule of arguments
@@ -112,7 +113,7 @@ def test_the_oracle_sees_what_it_must(world: World, monkeypatch: pytest.MonkeyPa
         (lambda t: Table.open(t.uri, storage_options=SECRET), "storage_options"),
     ],
 )
-def test_an_argument_of_another_type_is_named(world: World, call: Callable[[Table], object], names: str) -> None:
+def test_an_argument_of_another_type_is_named(world: FuzzTarget, call: Callable[[Table], object], names: str) -> None:
     with pytest.raises(InvalidArgument, match=names) as caught:
         call(world.table)
     assert isinstance(caught.value, TypeError)
@@ -122,15 +123,15 @@ def test_an_argument_of_another_type_is_named(world: World, call: Callable[[Tabl
     assert world.contents() == world.before
 
 
-def test_a_wrong_type_in_an_alteration_leaves_the_table_readable(world: World) -> None:
-    """It was recorded in the log, where no program can read it."""
+def test_a_wrong_type_in_an_alter_leaves_the_table_readable(world: FuzzTarget) -> None:
+    """If it were recorded in the log, no program could read the table."""
     with pytest.raises(InvalidArgument):
         world.table.alter(row_id="x")  # type: ignore[arg-type]
     assert Table.open(world.table.uri).snapshot().rows == 3
 
 
-def test_texts_end_where_they_end(world: World) -> None:
-    """DuckDB and the operating system take a NUL character for the end of the text."""
+def test_a_text_with_a_nul_character_or_a_surrogate_is_rejected(world: FuzzTarget) -> None:
+    """DuckDB and the operating system treat a NUL character as the end of the text."""
     for call in (lambda t: t.delete("a = 1\0 AND s = 'nope'"), lambda t: t.query("SELECT 1\0 FROM nope")):
         with pytest.raises(InvalidOption, match="NUL"):
             call(world.table)
@@ -139,7 +140,7 @@ def test_texts_end_where_they_end(world: World) -> None:
     assert world.contents() == world.before
 
 
-def test_a_long_argument_makes_no_long_message(world: World) -> None:
+def test_a_long_argument_makes_no_long_message(world: FuzzTarget) -> None:
     with pytest.raises(InvalidOption) as caught:
         world.table.drop_view("x" * 1_000_000)
     assert len(str(caught.value)) < 4_000
@@ -164,6 +165,38 @@ def test_annotations_are_the_checks() -> None:
     assert not isinstance(unknown.value, IceDBError)
 
 
+class _SharedOptions(TypedDict, total=False):
+    size: int | None
+    order: Literal["x", "y"] | None
+
+
+@checks_arguments
+def _call_with_options(a: int, *, last: bool = False, **options: Unpack[_SharedOptions]) -> object:
+    return a, last, options
+
+
+def test_shared_options_are_checked_parameters_of_the_signature() -> None:
+    options = """size: 'int | None' = None, order: "Literal['x', 'y'] | None" = None"""
+    assert str(inspect.signature(_call_with_options)) == f"(a: 'int', *, {options}, last: 'bool' = False) -> 'object'"
+    assert _call_with_options(1, size=2) == (1, False, {"size": 2})
+    assert _call_with_options(1, last=True, order=None) == (1, True, {"order": None})
+    with pytest.raises(InvalidArgument, match="_call_with_options: size must be a whole number or None, not a str"):
+        _call_with_options(1, size="2")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="order must be one of 'x', 'y' or None, not 'z'"):
+        _call_with_options(1, order="z")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sise'") as unknown:
+        _call_with_options(1, sise=2)  # type: ignore[call-arg]
+    assert not isinstance(unknown.value, IceDBError)
+
+
+def test_help_lists_and_explains_each_option_of_a_spec() -> None:
+    options = SpecOptions.__annotations__.keys()
+    for verb in (Table.create, Table.alter):
+        assert options <= inspect.signature(verb).parameters.keys()
+    for name in inspect.signature(Table.create).parameters:
+        assert f"\n            {name}: " in (Table.create.__doc__ or ""), name
+
+
 # ------------------------------------------------------------------------------------------------ queries
 
 
@@ -174,7 +207,7 @@ def fetched(table: Table, sql: str, fetch: str) -> object:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sql", "says"),
+    ("sql", "message"),
     [
         ("SELECT nope FROM t", 'Candidate bindings: "'),
         ("SELECT * FROM nope", "The table is called t"),
@@ -186,9 +219,9 @@ def fetched(table: Table, sql: str, fetch: str) -> object:
         ("SELECT * FROM read_csv('/dev/null/nope.csv')", "nope.csv"),
     ],
 )
-def test_a_query_that_fails_says_what_duckdb_says(world: World, sql: str, says: str) -> None:
+def test_a_failing_query_raises_the_message_of_duckdb(world: FuzzTarget, sql: str, message: str) -> None:
     for fetch in ("fetchall", "to_arrow", "to_pandas", "to_polars", "fetchmany", "to_arrow_reader"):
-        with pytest.raises(InvalidQuery, match=says.replace("(", r"\(")) as caught:
+        with pytest.raises(InvalidQuery, match=message.replace("(", r"\(")) as caught:
             fetched(world.table, sql, fetch)
         assert world.table.uri in str(caught.value)
         assert "LINE 1" not in str(caught.value)
@@ -213,7 +246,7 @@ LEFT_OUT = ("--endpoint-url", "--profile", "--region", "--watch")
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command, how many arguments it takes, and its flags with and without a value."""
+    """A verb of the command, its number of arguments, and its flags with and without a value."""
 
     name: str
     arguments: int
@@ -222,7 +255,7 @@ class Verb:
 
 
 def verbs() -> list[Verb]:
-    """Every verb that ends by itself."""
+    """Return every verb that ends by itself."""
     made = []
     for name, command in sorted(vars(get_command(app))["commands"].items()):
         options = [p for p in command.params if p.param_type_name == "option" and p.opts[0] not in LEFT_OUT]
@@ -233,8 +266,8 @@ def verbs() -> list[Verb]:
     return made
 
 
-def call_of(seed: int, world: World, some: Sequence[Verb]) -> list[str]:
-    """The words of one call: mostly of the table, with hostile values."""
+def call_of(seed: int, world: FuzzTarget, some: Sequence[Verb]) -> list[str]:
+    """Return the words of one call, mostly of the table, with hostile values."""
     chance = random.Random(seed)
     verb = some[seed % len(some)]
     words = [world.table.uri if chance.random() < 0.8 else chance.choice([world.fresh(), *HOSTILE_TEXTS])]
@@ -244,8 +277,8 @@ def call_of(seed: int, world: World, some: Sequence[Verb]) -> list[str]:
     return [verb.name, *words, *chance.sample(verb.flags, k=min(len(verb.flags), chance.choice([0, 1])))]
 
 
-def play_command(world: World, seeds: range) -> collections.Counter[int]:
-    """The exit statuses of calls. Fails if one of them is a mistake of ours, or shows a traceback or a secret."""
+def play_command(world: FuzzTarget, seeds: range) -> collections.Counter[int]:
+    """Return the exit statuses of calls. Fail if a call raises, or prints a traceback or a secret."""
     escapes, statuses = [], collections.Counter[int]()
     some = verbs()
     for seed in seeds:
@@ -263,10 +296,10 @@ def play_command(world: World, seeds: range) -> collections.Counter[int]:
 
 
 @pytest.mark.long
-def test_the_command_answers_wrong_arguments_with_one_line(world: World) -> None:
+def test_the_command_prints_one_line_for_wrong_arguments(world: FuzzTarget) -> None:
     assert len(play_command(world, range(50_000, 50_030))) > 1
 
 
 @pytest.mark.slow(seconds=60)
-def test_the_command_answers_five_hundred_wrong_calls(world: World) -> None:
+def test_the_command_survives_five_hundred_wrong_calls(world: FuzzTarget) -> None:
     assert len(play_command(world, range(500))) > 2

@@ -1,8 +1,7 @@
-"""SQL that comes from configuration or a caller's user: no predicate or expression reads a file, the environment, a
-setting or the catalog, wherever it comes in.
+"""SQL from configuration or from users of the caller: no predicate or expression reads a file, the environment, a
+setting or the catalog, in any position. A predicate is true or false in each of them: `icedb.sql.predicates`.
 
-tests/hostile_input/test_injection.py has texts that break out of what they stand for; here each text is one expression
-by itself.
+tests/hostile_input/test_injection.py has texts that break out of a position. Here each text is one expression.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from icedb_dagster.io.inputs import Rows, load
 from icedb_dagster.maintenance.time_to_live import expired
 from tests.support.attacks.canary import Canary, watching
 
-#: Conditions. {file} holds the canary's secret, and HOME is there.
+#: Conditions. {file} contains the canary's secret, and HOME is set.
 EXPRESSIONS = (
     "(SELECT count(*) FROM read_text('{file}')) > 0",
     "(SELECT count(*) FROM read_blob('{file}')) > 0",
@@ -71,6 +70,9 @@ EXPRESSIONS = (
     "COLUMNS('p') = 'x'",
 )
 
+#: Values that are neither true nor false.
+NO_CONDITIONS = ("42", "2026-11-21", "p AND 7", "NOT 0", "NULL")
+ROW = {"a": 1, "p": "x"}
 Run = Callable[[Table, str], object]
 
 
@@ -89,12 +91,12 @@ def attached(uri: str) -> duckdb.DuckDBPyConnection:
 def filtered(table: Table, text: str) -> object:
     try:
         return attached(table.uri).execute("SELECT * FROM events(filter := $1)", [text]).fetchall()
-    except duckdb.InvalidInputException as error:  # so DuckDB raises what a function of Python's does
+    except duckdb.InvalidInputException as error:  # DuckDB wraps the error of a Python function
         raise InvalidRequestError(str(error)) from None
 
 
 def created(**settings: str) -> Run:
-    """What may name any column before there are rows is refused by then, or when rows come."""
+    """Return a call that creates a table, and inserts and merges rows: some texts are rejected only then."""
 
     def run(table: Table, text: str) -> None:
         options = {name: sql.format(text) for name, sql in settings.items()}
@@ -116,6 +118,8 @@ def registered(table: Table, text: str) -> object:
 
 POSITIONS: dict[str, Run] = {
     "Table.query(where)": lambda t, x: t.query("SELECT * FROM t", where=x).fetchall(),
+    "Snapshot.query(where)": lambda t, x: t.snapshot().query("SELECT * FROM t", where=x).fetchall(),
+    "Changes.query(where)": lambda t, x: t.changes().query("SELECT * FROM t", where=x).fetchall(),
     "Table.query(where), sandbox": lambda t, x: t.query("SELECT * FROM t", where=x, sandbox=True).fetchall(),
     "Snapshot.to_arrow(where)": lambda t, x: t.snapshot().to_arrow(where=x),
     "Snapshot.files": lambda t, x: t.snapshot().files(x),
@@ -123,8 +127,10 @@ POSITIONS: dict[str, Run] = {
     "Snapshot.in_partitions": lambda t, x: t.snapshot().in_partitions(x),
     "Changes.in_partitions": lambda t, x: t.changes(t.snapshot().as_of_ms - 60_000).in_partitions(x),
     "Table.delete": lambda t, x: t.delete(x),
+    "Table.delete, dry run": lambda t, x: t.delete(x, dry_run=True),
     "Table.drop_partitions": lambda t, x: t.drop_partitions(x),
-    "Table.overwrite(partitions)": lambda t, x: t.overwrite([{"a": 1, "p": "x"}], partitions=x),
+    "Table.overwrite(partitions)": lambda t, x: t.overwrite([ROW], partitions=x),
+    "Table.overwrite(partitions), dry run": lambda t, x: t.overwrite([ROW], partitions=x, dry_run=True),
     "Table.export_parquet(where)": lambda t, x: t.export_parquet(Path(t.uri + "_out"), where=x),
     "Table.create(partition_by)": created(partition_by="({}) AS q"),
     "Table.alter(partition_by)": lambda t, x: t.alter(partition_by=[f"({x}) AS q"]),
@@ -147,10 +153,12 @@ POSITIONS: dict[str, Run] = {
         expired(lambda *_: x, t, datetime.now().astimezone(), keep_days=0)[0]
     ),
 }
-#: There a function with an answer for all rows together is one of the query's.
+#: Positions of whole queries.
 QUERIES = ("Table.create(insert_query)", "Table.create(merge_query)", "Table.create_view", "Table.rewrite_partition",
            "Table.query, sandbox")  # fmt: skip
 HARMLESS_IN_QUERIES = ("COLUMNS('p') = 'x'",)
+#: Positions of predicates over the rows or partitions of an existing table.
+PREDICATES = [p for p in POSITIONS if p not in QUERIES and "create" not in p and "alter" not in p]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +179,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
 
 @pytest.mark.sampled(cases=12)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_sql_of_others_reads_the_row_and_nothing_else(table: Table, canary: Canary, position: str) -> None:
+def test_an_expression_that_reads_more_than_its_row_is_rejected(table: Table, canary: Canary, position: str) -> None:
     assert os.environ["HOME"]
     before = sorted(p.key for p in table.snapshot().parts), table.spec
     refusals = (
@@ -184,22 +192,28 @@ def test_sql_of_others_reads_the_row_and_nothing_else(table: Table, canary: Cana
         with pytest.raises(refusals) as refused:
             POSITIONS[position](table, text)
         canary.check(refused.value)
-        said = str(refused.value).replace(str(canary.folder), "").replace(table.uri, "")
-        assert os.environ["HOME"] not in said.replace(str(canary.folder.parent.parent), "")
+        message = str(refused.value).replace(str(canary.folder), "").replace(table.uri, "")
+        assert os.environ["HOME"] not in message.replace(str(canary.folder.parent.parent), "")
     canary.check()
     assert (sorted(p.key for p in table.snapshot().parts), table.spec) == before
 
 
+@pytest.mark.parametrize("position", PREDICATES)
+def test_a_predicate_that_is_neither_true_nor_false_is_rejected(table: Table, position: str) -> None:
+    before = table.snapshot().id
+    for text in NO_CONDITIONS:
+        with pytest.raises(InvalidRequestError, match=r"neither true nor false|does not fit"):
+            POSITIONS[position](table, text)
+    assert table.snapshot().id == before
+
+
 @pytest.mark.sampled(cases=12)
 @pytest.mark.parametrize("position", [p for p in POSITIONS if "create" not in p and "alter" not in p])
-def test_a_condition_over_the_row_is_taken(tmp_path: Path, position: str) -> None:
-    """Else the others would be refused for another reason."""
+def test_a_condition_over_the_row_is_accepted(tmp_path: Path, position: str) -> None:
+    """Otherwise the other expressions could be rejected for another reason."""
     table = Table.create(tmp_path / "events", partition_by=["p"])
     for p in ("x", "y"):
         table.insert([{"a": 1, "p": p}])
-    if position == "Table.overwrite(partitions)":
-        POSITIONS[position](table, "p = 'x'")
-    else:
-        POSITIONS[position](table, "p = 'y' AND p <> 'z'")
+    POSITIONS[position](table, "p = 'x'" if "overwrite" in position else "p = 'y' AND p <> 'z'")
     attached(table.uri).close()
     attached.cache_clear()

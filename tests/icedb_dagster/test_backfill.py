@@ -1,4 +1,4 @@
-"""A backfill whose runs work side by side, fail, are killed, are executed again from failure: exact in the end."""
+"""A backfill whose runs are concurrent, fail, are killed and are executed again from failure: the table is exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource
 from tests.support.dagster.dagster_code import ROWS
 from tests.support.dagster.dagster_platform import Platform, quick, running, until
@@ -39,9 +38,7 @@ def four_at_a_time(config: dict[str, Any]) -> None:
         pytest.param(60, marks=[pytest.mark.slow(seconds=600), pytest.mark.timeout(3600)]),
     ],
 )
-def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_is_exact(
-    tmp_path: Path, partitions: int
-) -> None:
+def test_a_failed_backfill_that_is_re_executed_is_exact(tmp_path: Path, partitions: int) -> None:
     days = [str(date(2024, 1, 1) + timedelta(days=n)) for n in range(partitions)]
     fails_first = days[1::3]
     lake = IceDBResource(root=str(tmp_path / "lake"))
@@ -59,7 +56,7 @@ def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_
         backfill = answer["backfillId"]
         os.kill(platform.reached("appended", "after-log"), signal.SIGKILL)
 
-        again: dict[str, str] = {}  # a failed run, and the one that goes on from there: both may fail
+        again: dict[str, str] = {}  # a failed run, and its re-execution: both may fail
 
         def ended() -> bool:
             tagged = platform.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
@@ -81,7 +78,7 @@ def test_a_backfill_that_fails_in_the_middle_and_is_executed_again_from_failure_
 
 
 def _execute_again(platform: Platform, run: str) -> str:
-    """As the UI does it; returns the id of the new run."""
+    """Re-execute a run as the UI does, and return the id of the new run."""
     answer = platform.ask(AGAIN, params={"parentRunId": run, "strategy": "FROM_FAILURE"})
     assert answer["__typename"] == "LaunchRunSuccess", answer
     return str(answer["run"]["runId"])

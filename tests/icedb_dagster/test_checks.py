@@ -1,6 +1,5 @@
-"""What each check of a table finds, says and counts; and all of them as Dagster runs them."""
+"""The verdict, text and metadata of each check of a table, and all checks as Dagster runs them."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb.errors import InvalidOption, StoreUnavailable, UnsupportedType
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, create_table, open_table
@@ -40,6 +38,7 @@ pytestmark = pytest.mark.dagster
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 KINDS = {
     "objects": ObjectsCheck,
     "small_parts": SmallPartsCheck,
@@ -53,22 +52,38 @@ KINDS = {
 
 @pytest.fixture
 def table(clocked: ClockedStore, clock: ManualClock) -> icedb.Table:
-    """A table by day, sorted by time."""
+    """Return a table by day, sorted by time."""
     return create_table(clocked, clock, partition_by=["d"], sort_by=["ts"])
 
 
 def verdict(table: icedb.Table, name: str, *, thresholds: icedb.Thresholds | None = None, **settings: Any) -> Verdict:
-    """What a check says of a table that was just opened."""
-    look = CheckContext(table, thresholds or icedb.Thresholds(), name="events")
-    return judge(look, name, KINDS[name](**settings))
+    """Run a check on a table."""
+    context = CheckContext(table, thresholds or icedb.Thresholds(), name="events")
+    return judge(context, name, KINDS[name](**settings))
 
 
-def told(given: Verdict) -> dict[str, Any]:
-    return {name: value.value for name, value in given.metadata.items()}
+def failing(table: icedb.Table, name: str, *texts: str, **settings: Any) -> Verdict:
+    """Return the negative verdict of a check, whose description must contain these texts."""
+    negative = verdict(table, name, **settings)
+    assert not negative.passed, name
+    assert [text for text in texts if text not in negative.description] == []
+    return negative
+
+
+def passing(table: icedb.Table, name: str, *texts: str, **settings: Any) -> Verdict:
+    """Return the positive verdict of a check, whose description must contain these texts."""
+    positive = verdict(table, name, **settings)
+    assert positive.passed, positive.description
+    assert [text for text in texts if text not in positive.description] == []
+    return positive
+
+
+def metadata(verdict: Verdict) -> dict[str, Any]:
+    return {name: value.value for name, value in verdict.metadata.items()}
 
 
 def insert(table: icedb.Table, clock: ManualClock, parts: int = 1, *, d: str = "2027-01-15", **more: Any) -> None:
-    """So many parts of one row, at the clock's time, a millisecond apart."""
+    """Insert parts of one row at the clock's time, a millisecond apart."""
     for _ in range(parts):
         clock.advance(1)
         ts = datetime.fromtimestamp(clock.now_ms() / 1000, tz=UTC).replace(tzinfo=None)
@@ -78,50 +93,37 @@ def insert(table: icedb.Table, clock: ManualClock, parts: int = 1, *, d: str = "
 # ------------------------------------------------------------------------------------------ objects
 
 
-def test_a_missing_part_and_a_foreign_object_fail_and_an_orphan_is_only_told(
-    table: icedb.Table, clock: ManualClock, clocked: ClockedStore
-) -> None:
+def test_missing_and_foreign_objects_fail(table: icedb.Table, clock: ManualClock, clocked: ClockedStore) -> None:
     insert(table, clock, 3)
-    sound = verdict(table, "objects")
-    assert sound.passed
+    sound = passing(table, "objects")
     assert sound.description.startswith("Nothing is missing: 3 live parts")
 
     stray = table.handle.keys.part("d=2027-01-15", "b" * 32)
     clocked.create(stray, b"left by a crashed write")
     clock.advance(2 * DAY_MS)
-    orphan = verdict(table, "objects")
-    assert orphan.passed
-    assert stray in orphan.description
-    assert told(orphan)["orphans"] == 1
+    orphan = passing(table, "objects", stray)
+    assert metadata(orphan)["orphans"] == 1
 
     foreign = f"{table.handle.keys.data_prefix.removesuffix('_data/')}<b>notes</b>.txt"
     clocked.create(foreign, b"x")
-    found = verdict(table, "objects")
-    assert not found.passed
-    assert foreign in found.description
-    assert "icedb verify" in found.description
-    assert "\\<b>notes" in told(found)["problems"], "the name of an object is no HTML"
-    assert verdict(table, "objects", foreign="allow").passed
+    result = failing(table, "objects", foreign, "icedb verify")
+    assert "\\<b>notes" in metadata(result)["problems"], "names of objects are escaped"
+    passing(table, "objects", foreign="allow")
 
     lost = table.snapshot().parts[0].key
     clocked.delete([lost])
-    missing = verdict(table, "objects", foreign="allow")
-    assert not missing.passed
-    assert lost in missing.description
-    assert "restore the object" in missing.description
-    assert (told(missing)["errors"], told(missing)["warnings"]) == (1, 2)
+    missing = failing(table, "objects", lost, "restore the object", foreign="allow")
+    assert (metadata(missing)["errors"], metadata(missing)["warnings"]) == (1, 2)
 
 
-def test_a_log_that_cannot_be_read_fails_each_check_and_a_store_that_does_not_answer_the_run(
-    table: icedb.Table, clock: ManualClock, clocked: ClockedStore
-) -> None:
+def test_a_damaged_log_fails_each_check(table: icedb.Table, clock: ManualClock, clocked: ClockedStore) -> None:
     insert(table, clock)
     key = next(iter(table.handle.read().files))
     body = clocked.get(key).body
     clocked.delete([key])
     clocked.create(key, body[:-7])
     again = open_table(clocked, clock)
-    needed = {"freshness": {"max_age": timedelta(days=1)}, "horizon": {"max_age": timedelta(days=1)}}
+    needed = {"freshness": {"max_age": DAY}, "horizon": {"max_age": DAY}}
     for name in KINDS:
         settings = needed.get(name, {})
         broken = verdict(again, name, **settings)
@@ -142,50 +144,44 @@ def _no_answer(request: Request) -> None:
 # ------------------------------------------------------------------------------------------ small parts, log depth
 
 
-def test_small_parts_fail_beyond_a_partition_s_threshold_by_its_heat_and_beyond_the_ratio(
-    table: icedb.Table, clock: ManualClock
-) -> None:
+def test_small_parts_fail_above_the_threshold_or_the_ratio(table: icedb.Table, clock: ManualClock) -> None:
     few = icedb.Thresholds(hot_parts=12, cold_parts=8)
     insert(table, clock, 11)
-    assert verdict(table, "small_parts", thresholds=few).passed
+    passing(table, "small_parts", thresholds=few)
     insert(table, clock)
-    hot = verdict(table, "small_parts", thresholds=few)
-    assert not hot.passed
-    assert "the partition 'd=2027-01-15' has 12 small parts and should have less than 12." in hot.description
-    assert "Start the job events_merge_newest or the job events_merge_oldest" in hot.description
-    assert told(hot)["worst partitions"].splitlines()[2] == "| d=2027-01-15 | 12 | 12 | hot |"
-    assert told(hot)["part sizes"].startswith("![12 live parts")
+    hot = failing(
+        table,
+        "small_parts",
+        "the partition 'd=2027-01-15' has 12 small parts and should have less than 12.",
+        "Start the job events_merge_newest or the job events_merge_oldest",
+        thresholds=few,
+    )
+    assert metadata(hot)["worst partitions"].splitlines()[2] == "| d=2027-01-15 | 12 | 12 | hot |"
+    assert metadata(hot)["part sizes"].startswith("![12 live parts")
     clock.advance(2 * HOUR_MS)
     assert "should have less than 8." in verdict(table, "small_parts", thresholds=few).description
 
-    many = verdict(table, "small_parts", ratio_max=0.9, parts_min=12)
-    assert not many.passed
-    assert "12 of 12 live parts (100%)" in many.description
-    assert "less than 90%" in many.description
-    assert told(many)["small-part ratio"] == 1.0
-    assert verdict(table, "small_parts", ratio_max=0.9, parts_min=13, thresholds=icedb.Thresholds(cold_parts=13)).passed
+    many = failing(table, "small_parts", "12 of 12 live parts (100%)", "less than 90%", ratio_max=0.9, parts_min=12)
+    assert metadata(many)["small-part ratio"] == 1.0
+    passing(table, "small_parts", ratio_max=0.9, parts_min=13, thresholds=icedb.Thresholds(cold_parts=13))
     table.merge()
-    merged = verdict(table, "small_parts", ratio_max=0.01, parts_min=0, thresholds=few)
-    assert merged.passed
-    assert told(merged)["small parts"] == 0
+    merged = passing(table, "small_parts", ratio_max=0.01, parts_min=0, thresholds=few)
+    assert metadata(merged)["small parts"] == 0
     assert "part sizes" not in merged.metadata
 
 
-def test_log_depth_fails_from_the_threshold_on_and_passes_after_a_merge_of_the_log(
-    table: icedb.Table, clock: ManualClock
-) -> None:
+def test_log_depth_fails_until_the_log_is_merged(table: icedb.Table, clock: ManualClock) -> None:
     few = icedb.Thresholds(log_files=10)
     insert(table, clock, 9)
-    assert verdict(table, "log_depth", thresholds=few).passed
+    passing(table, "log_depth", thresholds=few)
     insert(table, clock)
-    deep = verdict(table, "log_depth", thresholds=few)
-    assert not deep.passed
-    assert "reads 10 log files; it should be less than 10" in deep.description
-    assert "the job events_merge_log" in deep.description
-    assert told(deep)["log files to merge"] == 10
+    deep = failing(
+        table, "log_depth", "reads 10 log files; it should be less than 10", "the job events_merge_log", thresholds=few
+    )
+    assert metadata(deep)["log files to merge"] == 10
     clock.advance(1000)
     table.merge_log()
-    assert verdict(table, "log_depth", thresholds=few).passed
+    passing(table, "log_depth", thresholds=few)
 
 
 # ------------------------------------------------------------------------------------------ schema
@@ -202,39 +198,34 @@ def test_log_depth_fails_from_the_threshold_on_and_passes_after_a_merge_of_the_l
         ({"n": "BIGINT", "email": "VARCHAR"}, "allow", "| email | missing | VARCHAR | *null* |"),
     ],
 )
-def test_columns_are_compared_with_those_that_were_declared(
+def test_columns_are_compared_with_the_declared_ones(
     table: icedb.Table, clock: ManualClock, columns: Any, additional: str, difference: str | None
 ) -> None:
     insert(table, clock)
-    found = verdict(table, "schema", columns=columns, additional=additional)
-    assert found.passed == (difference is None)
+    result = verdict(table, "schema", columns=columns, additional=additional)
+    assert result.passed == (difference is None)
     if difference is not None:
-        assert told(found)["differences"].splitlines()[2:] == [difference]
-        assert f"'{difference.split()[1]}' is {difference.split(' | ')[1]}" in found.description
+        assert metadata(result)["differences"].splitlines()[2:] == [difference]
+        assert f"'{difference.split()[1]}' is {difference.split(' | ')[1]}" in result.description
 
 
-def test_without_columns_those_that_the_table_declares_are_compared(
+def test_declared_columns_are_compared_by_default(
     table: icedb.Table, clock: ManualClock, clocked: ClockedStore
 ) -> None:
     insert(table, clock)
-    nothing = verdict(table, "schema")
-    assert not nothing.passed
-    assert "declares no columns" in nothing.description
-    assert "Table.alter" in nothing.description
+    failing(table, "schema", "declares no columns", "Table.alter")
     table.alter(schema={"n": "BIGINT", "later": "DATE"})
-    assert verdict(table, "schema").passed, "a declared column that no batch has brought yet is there"
-    again = open_table(clocked, clock)  # it knows the spec that the table was created with
+    assert verdict(table, "schema").passed, "a declared column without values exists"
+    again = open_table(clocked, clock)  # it has the first spec
     assert verdict(again, "schema").description == "All 2 declared columns are as declared."
     assert "'d' is additional" in verdict(table, "schema", additional="fail").description
 
 
-def test_a_partition_column_that_is_computed_may_be_declared_and_need_not_be(
-    clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_computed_partition_column_may_be_declared(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock, partition_by=["CAST(ts AS DATE) AS day"])
     table.insert([{"ts": datetime(2027, 1, 15)}])
-    assert verdict(table, "schema", columns={"ts": "TIMESTAMP", "day": "DATE"}, additional="fail").passed
-    assert verdict(table, "schema", columns={"ts": "TIMESTAMP"}, additional="fail").passed
+    passing(table, "schema", columns={"ts": "TIMESTAMP", "day": "DATE"}, additional="fail")
+    passing(table, "schema", columns={"ts": "TIMESTAMP"}, additional="fail")
     assert "'day' is of another type" in verdict(table, "schema", columns={"day": "VARCHAR"}).description
 
 
@@ -247,91 +238,74 @@ def misfits(table: icedb.Table, clock: ManualClock, *values: str) -> None:
     table.insert([{"d": "2027-01-15", "ts": ts, "n": value} for value in values], on_conflict="quarantine")
 
 
-def test_rows_that_went_to_the_quarantine_lately_are_counted_merged_or_not(
-    table: icedb.Table, clock: ManualClock, clocked: ClockedStore
-) -> None:
+def test_recent_quarantined_rows_are_counted(table: icedb.Table, clock: ManualClock, clocked: ClockedStore) -> None:
     insert(table, clock)
-    none = verdict(table, "quarantine")
-    assert none.passed
-    assert "the table has no quarantine" in none.description
+    passing(table, "quarantine", "the table has no quarantine")
     misfits(table, clock, "x", "<img src=x>")
     clock.advance(20 * HOUR_MS)
     misfits(table, clock, "y", "z", "[link](http://example.com)")
-    found = verdict(table, "quarantine")
-    assert not found.passed
-    assert "5 rows did not fit in the last 1 d" in found.description
-    assert (told(found)["recent rows"], told(found)["total rows"]) == (5, 5)
-    assert "\\[link\\]" in told(found)["reasons"]
-    assert "(http" in told(found)["reasons"]
-    assert verdict(table, "quarantine", rows_max=5).passed
+    result = failing(table, "quarantine", "5 rows did not fit in the last 1 d")
+    assert (metadata(result)["recent rows"], metadata(result)["total rows"]) == (5, 5)
+    assert "\\[link\\]" in metadata(result)["reasons"]
+    assert "(http" in metadata(result)["reasons"]
+    passing(table, "quarantine", rows_max=5)
 
     clock.advance(5 * HOUR_MS)  # the first two are older than a day now
-    assert told(verdict(table, "quarantine"))["recent rows"] == 3
+    assert metadata(verdict(table, "quarantine"))["recent rows"] == 3
     aside = icedb.Table(open_sibling(table.handle, quarantine_name(table.handle)))
     aside.merge()
     assert len(aside.snapshot().parts) == 1
-    assert told(verdict(table, "quarantine"))["recent rows"] == 3, "a part that holds older rows too is opened"
-    old = verdict(table, "quarantine", window=timedelta(hours=1))
-    assert old.passed
-    assert told(old) == {
-        "recent rows": 0,
-        "total rows": 5,
-        "window": "1 h",
-        "quarantine": aside.uri,
-    }
+    assert metadata(verdict(table, "quarantine"))["recent rows"] == 3, "a part with older rows is opened"
+    old = passing(table, "quarantine", window=HOUR)
+    assert metadata(old) == {"recent rows": 0, "total rows": 5, "window": "1 h", "quarantine": aside.uri}
 
 
-def test_rows_of_a_quarantine_that_is_merged_during_the_look_are_counted_all_the_same(
-    table: icedb.Table, clock: ManualClock, clocked: ClockedStore
-) -> None:
+def test_a_merge_of_the_quarantine_hides_no_rows(table: icedb.Table, clock: ManualClock, clocked: ClockedStore) -> None:
     insert(table, clock)
     misfits(table, clock, "x", "y")
     misfits(table, clock, "z")
     aside = icedb.Table(open_sibling(table.handle, quarantine_name(table.handle)))
-    looks = []
+    merges = []
 
-    def merge_before_the_second_look(request: Request) -> None:
-        if request.kind == "list" and "quarantine/_log" in request.keys[0]:
-            looks.append(request)
-            if len(looks) == 2:
-                aside.merge()
+    def merge_before_a_part_is_read(request: Request) -> None:
+        if "quarantine/_data" in request.keys[0] and not merges:
+            merges.append(aside.merge())
 
     store = FaultyStore(clocked)
     looking = open_table(store, clock)
-    store.before = merge_before_the_second_look
-    found = verdict(looking, "quarantine")
-    assert len(aside.snapshot().parts) == 1, "the merge came in between"
-    assert not found.passed
-    assert told(found)["recent rows"] == 3
+    store.before = merge_before_a_part_is_read
+    result = verdict(looking, "quarantine")
+    assert len(aside.snapshot().parts) == 1, "the merge ran during the check"
+    assert not result.passed
+    assert metadata(result)["recent rows"] == 3
 
 
 # ------------------------------------------------------------------------------------------ freshness
 
 
-def test_a_table_is_stale_when_it_is_certain_that_no_rows_came(table: icedb.Table, clock: ManualClock) -> None:
-    day = timedelta(days=1)
-    empty = verdict(table, "freshness", max_age=day)
-    assert not empty.passed
-    assert "has never had a row" in empty.description
+def test_a_table_without_new_rows_is_stale(table: icedb.Table, clock: ManualClock) -> None:
+    failing(table, "freshness", "has never had a row", max_age=DAY)
     insert(table, clock, 2)
     came_ms = clock.now_ms()
     clock.set(came_ms + DAY_MS)
-    fresh = verdict(table, "freshness", max_age=day)
-    assert fresh.passed
-    assert told(fresh)["age (seconds)"] == 86_400
-    assert told(fresh)["newest rows"] == came_ms / 1000
-    table.merge()  # moves rows, and brings none
+    fresh = passing(table, "freshness", max_age=DAY)
+    assert metadata(fresh)["age (seconds)"] == 86_400
+    assert metadata(fresh)["newest rows"] == came_ms / 1000
+    table.merge()  # adds no rows
     clock.advance(1)
-    stale = verdict(table, "freshness", max_age=day)
-    assert not stale.passed
-    assert "is over 1 d old, and it should be at most 1 d" in stale.description
-    assert "Check that the program that fills the table still runs." in stale.description
-    # When the rows' own markers are forgotten, they may have come up to the horizon: then it is no longer certain.
+    failing(
+        table,
+        "freshness",
+        "is over 1 d old, and it should be at most 1 d",
+        "Check that the program that fills the table still runs.",
+        max_age=DAY,
+    )
+    # The markers of the rows are forgotten, so rows may have arrived up to the horizon: the age is uncertain.
     clock.advance(2 * HOUR_MS)
     table.cleanup()
     clock.advance(1)
     assert table.handle.read(fresh=True).horizon_ms > came_ms
-    assert verdict(table, "freshness", max_age=day).passed
+    passing(table, "freshness", max_age=DAY)
 
 
 @pytest.mark.parametrize("sorted_by_it", [True, False], ids=["in-the-log", "in-the-parts"])
@@ -339,7 +313,7 @@ def test_a_table_is_stale_when_it_is_certain_that_no_rows_came(table: icedb.Tabl
     ("type_", "timezone", "age_h"),
     [("TIMESTAMP", "UTC", 10), ("TIMESTAMP", "Asia/Tokyo", 19), ("TIMESTAMPTZ", "Asia/Tokyo", 10), ("DATE", "UTC", 3)],
 )
-def test_the_age_of_a_column_is_that_of_its_greatest_value_in_its_time_zone(
+def test_the_age_of_a_column_is_that_of_its_greatest_value(
     clocked: ClockedStore, clock: ManualClock, sorted_by_it: bool, type_: str, timezone: str, age_h: int
 ) -> None:
     clock.set(int(datetime(2027, 1, 16, 3, tzinfo=UTC).timestamp() * 1000))
@@ -350,90 +324,71 @@ def test_the_age_of_a_column_is_that_of_its_greatest_value_in_its_time_zone(
         at = at.date() if type_ == "DATE" else at.replace(tzinfo=UTC) if type_ == "TIMESTAMPTZ" else at
         table.insert([{"at": at, "n": 1}, {"at": None, "n": 2}])
     settings = {"column": "AT", "timezone": timezone}
-    fresh = verdict(table, "freshness", max_age=timedelta(hours=age_h, minutes=1), **settings)
-    assert fresh.passed
-    assert told(fresh)["age (seconds)"] // 3600 == age_h
+    fresh = passing(table, "freshness", max_age=age_h * HOUR + MINUTE, **settings)
+    assert metadata(fresh)["age (seconds)"] // 3600 == age_h
     assert "the greatest 'AT' is" in fresh.description
-    stale = verdict(table, "freshness", max_age=timedelta(hours=age_h) - timedelta(minutes=1), **settings)
-    assert not stale.passed
-    assert f"is over {age_h} h old" in stale.description
+    failing(table, "freshness", f"is over {age_h} h old", max_age=age_h * HOUR - MINUTE, **settings)
 
 
-def test_a_column_s_age_costs_no_part_if_the_log_has_it_and_only_parts_that_can_matter_if_not(
-    table: icedb.Table, clock: ManualClock, clocked: ClockedStore
-) -> None:
+def test_the_age_of_a_column_opens_few_parts(table: icedb.Table, clock: ManualClock, clocked: ClockedStore) -> None:
     insert(table, clock, 5, at=datetime(2027, 1, 1))
     clock.advance(3 * HOUR_MS)
     insert(table, clock, 1, at=datetime(2027, 1, 1))
     newest = max(table.snapshot().parts, key=lambda part: part.created_ms)
     store = FaultyStore(clocked)
-    assert verdict(open_table(store, clock), "freshness", column="ts", max_age=timedelta(hours=1)).passed
+    passing(open_table(store, clock), "freshness", column="ts", max_age=HOUR)
     assert _opened(store) == []
-    stale = verdict(open_table(store, clock), "freshness", column="at", max_age=timedelta(hours=1))
-    assert _opened(store) == [newest.key], "what was written earlier cannot be newer"
+    stale = verdict(open_table(store, clock), "freshness", column="at", max_age=HOUR)
+    assert _opened(store) == [newest.key], "parts that were written earlier are not read"
     assert not stale.passed
     assert "2027-01-01" in stale.description
     clock.advance(2 * HOUR_MS)
-    unknown = verdict(open_table(clocked, clock), "freshness", column="at", max_age=timedelta(hours=1))
-    assert not unknown.passed
-    assert "no value of 'at' was written since" in unknown.description
+    failing(open_table(clocked, clock), "freshness", "no value of 'at' was written since", column="at", max_age=HOUR)
 
 
 def _opened(store: FaultyStore) -> list[str]:
-    """The parts of which something was read."""
+    """Return the parts of which bytes were read."""
     return [key for request in store.requests if request.kind == "get" for key in request.keys if "_data/" in key]
 
 
-def test_a_value_that_lies_ahead_does_not_keep_a_table_fresh_and_what_is_no_time_is_refused(
-    table: icedb.Table, clock: ManualClock
-) -> None:
+def test_a_future_value_does_not_keep_a_table_fresh(table: icedb.Table, clock: ManualClock) -> None:
     insert(table, clock)
     table.insert([{"d": "x", "ts": datetime(9999, 12, 31), "n": 1}])
     clock.advance(3 * HOUR_MS)
-    stale = verdict(table, "freshness", column="ts", max_age=timedelta(hours=1))
-    assert not stale.passed
-    assert "is over 3 h old" in stale.description
-    assert "'n', which is BIGINT" in verdict(table, "freshness", column="n", max_age=timedelta(hours=1)).description
-    assert "no such column" in verdict(table, "freshness", column="no", max_age=timedelta(hours=1)).description
+    failing(table, "freshness", "is over 3 h old", column="ts", max_age=HOUR)
+    assert "'n', which is BIGINT" in verdict(table, "freshness", column="n", max_age=HOUR).description
+    assert "no such column" in verdict(table, "freshness", column="no", max_age=HOUR).description
 
 
 @pytest.mark.parametrize("sorted_by_it", [True, False], ids=["in-the-log", "in-the-parts"])
-def test_a_value_that_lies_ahead_is_as_new_as_its_own_part_however_many_old_rows_come_later(
-    clocked: ClockedStore, clock: ManualClock, sorted_by_it: bool
-) -> None:
+def test_a_future_value_is_as_old_as_its_part(clocked: ClockedStore, clock: ManualClock, sorted_by_it: bool) -> None:
     table = create_table(clocked, clock, sort_by=["ts"] if sorted_by_it else [])
     table.insert([{"ts": datetime(9999, 12, 31)}, {"ts": None}])
     came_ms = table.snapshot().parts[0].created_ms
     clock.advance(30 * 60_000)
     table.insert([{"ts": datetime(2026, 1, 1)}])
     clock.advance(15 * 60_000)
-    fresh = verdict(table, "freshness", column="ts", max_age=timedelta(hours=1))
-    assert fresh.passed
-    assert told(fresh)["newest rows"] == came_ms / 1000
+    fresh = passing(table, "freshness", column="ts", max_age=HOUR)
+    assert metadata(fresh)["newest rows"] == came_ms / 1000
     clock.advance(20 * 60_000)
-    stale = verdict(table, "freshness", column="ts", max_age=timedelta(hours=1))
-    assert not stale.passed, "rows came 35 minutes ago, and these are old"
+    stale = verdict(table, "freshness", column="ts", max_age=HOUR)
+    assert not stale.passed, "the rows are old, although the last commit is recent"
 
 
 # ------------------------------------------------------------------------------------------ horizon
 
 
-def test_the_horizon_is_as_far_back_as_promised_and_deleted_rows_are_gone_in_time(
-    table: icedb.Table, clock: ManualClock
-) -> None:
+def test_the_horizon_check_has_a_minimum_and_a_maximum_age(table: icedb.Table, clock: ManualClock) -> None:
     both = {"min_age": timedelta(hours=12), "max_age": timedelta(hours=48)}
     insert(table, clock, 2)
-    assert verdict(table, "horizon", **both).passed
+    passing(table, "horizon", **both)
     table.merge()
     superseded_ms = clock.now_ms()
     clock.set(superseded_ms + 48 * HOUR_MS)
-    assert verdict(table, "horizon", **both).passed
+    passing(table, "horizon", **both)
     clock.advance(HOUR_MS + 1000)
-    kept = verdict(table, "horizon", **both)
-    assert not kept.passed
-    assert "superseded 2 d 1 h ago are still stored" in kept.description
-    assert "the job events_cleanup" in kept.description
-    assert told(kept)["superseded parts"] == 2
+    result = failing(table, "horizon", "superseded 2 d 1 h ago are still stored", "the job events_cleanup", **both)
+    assert metadata(result)["superseded parts"] == 2
 
     table.cleanup()
     short = verdict(table, "horizon", min_age=timedelta(days=30), max_age=timedelta(days=31))
@@ -441,16 +396,16 @@ def test_the_horizon_is_as_far_back_as_promised_and_deleted_rows_are_gone_in_tim
     assert horizon_ms
     assert not short.passed
     assert "min_age requires 30 d" in short.description
-    assert told(short)["oldest snapshot"] == horizon_ms / 1000
+    assert metadata(short)["oldest snapshot"] == horizon_ms / 1000
     assert "a longer grace_ms" in short.description
-    assert told(short)["superseded parts"] == 0
+    assert metadata(short)["superseded parts"] == 0
 
 
 # ------------------------------------------------------------------------------------------ settings
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: ObjectsCheck(foreign="ignore"), "ObjectsCheck: foreign must be one of 'fail', 'allow', not 'ignore'"),
         (lambda: LogDepthCheck(severity="error"), "severity must be one of 'ERROR', 'WARN', not 'error'"),
@@ -474,12 +429,12 @@ def test_the_horizon_is_as_far_back_as_promised_and_deleted_rows_are_gone_in_tim
         (lambda: TableChecks(thresholds={}), "thresholds must be a Thresholds, not a dict"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(make: Any, told: str) -> None:
-    with pytest.raises(InvalidOption, match=told.replace("(", r"\(")):
+def test_invalid_settings_of_a_check_are_rejected(make: Any, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message.replace("(", r"\(")):
         make()
 
 
-def test_a_declared_type_that_parquet_cannot_hold_is_refused() -> None:
+def test_a_declared_type_that_parquet_cannot_hold_is_rejected() -> None:
     with pytest.raises(UnsupportedType, match="HUGEINT"):
         SchemaCheck(columns={"n": "HUGEINT"})
 
@@ -493,7 +448,7 @@ def lake(tmp_path: Path) -> IceDBResource:
 
 
 def run_job(defs: dg.Definitions, job: str, **options: Any) -> dict[str, dg.AssetCheckEvaluation]:
-    """What each check of a run said, on an instance of its own."""
+    """Run a job on a new instance and return the evaluation of each check."""
     with dg.DagsterInstance.ephemeral() as instance:
         run = defs.resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False, **options)
         assert run.success
@@ -501,7 +456,7 @@ def run_job(defs: dg.Definitions, job: str, **options: Any) -> dict[str, dg.Asse
 
 
 def checked(lake: IceDBResource, checks: TableChecks | None = None, assets: Sequence[Any] = ()) -> dg.Definitions:
-    """A table `events` with checks, and nothing that starts by itself."""
+    """Define the table `events` with checks and stopped schedules."""
     return dg.Definitions.merge(
         build_table_definitions("events", checks=checks or TableChecks()),
         dg.Definitions(assets=assets, resources={"icedb": lake, "io_manager": IceDBIOManager(icedb=lake)}),
@@ -527,39 +482,37 @@ def test_assets_of_every_kind_are_checked_by_a_job_of_the_table(lake: IceDBResou
     severe = LogDepthCheck(severity="ERROR")
     defs = checked(lake, TableChecks(small_parts=None, log_depth=severe), ASSETS[kind]())
     dg.Definitions.validate_loadable(defs)
-    found = run_job(defs, "events_checks")
-    assert {n: (e.passed, e.severity.value) for n, e in found.items()} == {
+    results = run_job(defs, "events_checks")
+    assert {n: (e.passed, e.severity.value) for n, e in results.items()} == {
         "objects": (True, "ERROR"),
         "log_depth": (True, "ERROR"),
         "quarantine": (True, "WARN"),
     }
-    assert all(e.asset_key == dg.AssetKey("events") and e.description for e in found.values())
+    assert all(e.asset_key == dg.AssetKey("events") and e.description for e in results.values())
     schedule = next(s for s in defs.schedules or () if s.name == "events_checks_schedule")
     assert (schedule.cron_schedule, schedule.default_status) == ("23 * * * *", dg.DefaultScheduleStatus.STOPPED)
 
 
-def test_checks_of_a_table_that_is_not_there_fail_and_say_so(lake: IceDBResource) -> None:
-    found = run_job(checked(lake), "events_checks")
-    assert set(found) == {"objects", "small_parts", "log_depth", "quarantine"}
-    assert all(not e.passed and "there is no table" in (e.description or "") for e in found.values())
+def test_checks_of_a_missing_table_fail(lake: IceDBResource) -> None:
+    results = run_job(checked(lake), "events_checks")
+    assert set(results) == {"objects", "small_parts", "log_depth", "quarantine"}
+    assert all(not e.passed and "there is no table" in (e.description or "") for e in results.values())
 
 
-def test_an_asset_that_is_materialized_is_checked_in_the_same_run_and_one_check_may_be_run_alone(
-    lake: IceDBResource,
-) -> None:
+def test_a_materialization_runs_all_checks_and_a_job_may_run_one(lake: IceDBResource) -> None:
     defs = checked(lake, assets=[filled_here])
     key = dg.AssetKey("events")
-    found = run_job(defs, "__ASSET_JOB", asset_selection=[key], partition_key="a")
-    assert len(found) == 4
-    assert all(e.passed for e in found.values())
-    assert found["objects"].description == "Nothing is missing: 1 live part with the sizes in the log."
+    results = run_job(defs, "__ASSET_JOB", asset_selection=[key], partition_key="a")
+    assert len(results) == 4
+    assert all(e.passed for e in results.values())
+    assert results["objects"].description == "Nothing is missing: 1 live part with the sizes in the log."
     one = build_table_checks("events")
     alone = dg.define_asset_job("alone", selection=dg.AssetSelection.checks(dg.AssetCheckKey(key, "log_depth")))
     resources = {"icedb": lake}
     assert set(run_job(dg.Definitions(asset_checks=[one], jobs=[alone], resources=resources), "alone")) == {"log_depth"}
 
 
-def test_a_blocking_check_that_fails_keeps_assets_downstream_from_being_made(lake: IceDBResource) -> None:
+def test_a_failed_blocking_check_skips_downstream_assets(lake: IceDBResource) -> None:
     made = []
 
     @dg.asset(deps=["events"])
@@ -577,7 +530,7 @@ def test_a_blocking_check_that_fails_keeps_assets_downstream_from_being_made(lak
         assert len(made) == (0 if blocking else 1)
 
 
-def test_an_observation_has_the_snapshot_as_its_data_version_and_needs_a_table(lake: IceDBResource) -> None:
+def test_an_observation_has_the_snapshot_as_its_data_version(lake: IceDBResource) -> None:
     key = dg.AssetKey("events")
     defs = dg.Definitions(assets=[observable_table(key, description="d")], resources={"icedb": lake})
     with dg.DagsterInstance.ephemeral() as instance:
@@ -600,14 +553,14 @@ def test_an_observation_has_the_snapshot_as_its_data_version_and_needs_a_table(l
 
 
 @pytest.mark.s3
-def test_a_look_costs_a_handful_of_requests_however_many_parts_there_are(s3: Any, s3_server: Any) -> None:
+def test_the_requests_of_all_checks_do_not_grow_with_the_parts(s3: Any, s3_server: Any) -> None:
     with CountingProxy(s3_server.endpoint).running() as proxy:
         options = s3.storage_options | {"AWS_ENDPOINT_URL": proxy.endpoint}
         row = {"ts": datetime(2026, 1, 1)}
         checks = TableChecks(
             schema=SchemaCheck(columns={"n": "BIGINT"}),
             freshness=FreshnessCheck(max_age=timedelta(days=9999), column="ts"),
-            horizon=HorizonCheck(max_age=timedelta(days=1)),
+            horizon=HorizonCheck(max_age=DAY),
         )
         counts = []
         for parts in (2, 60):

@@ -1,11 +1,7 @@
-"""The component `IceDBTable`: YAML says the same as Python, is checked before anything runs, and loads at once."""
+"""The component `IceDBTable`: YAML gives the same definitions as Python, and invalid YAML is rejected by name."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
-import os
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from string import Template
@@ -17,7 +13,6 @@ dg = pytest.importorskip("dagster")
 yaml = pytest.importorskip("yaml")
 pytest.importorskip("dagster_dg_cli")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from dagster._core.remote_representation.external_data import RepositorySnap
 from jsonschema import Draft202012Validator
 
@@ -46,6 +41,7 @@ from icedb_dagster import (
 from icedb_dagster.component.attributes import OF_ASSETS, TableAttributes
 from icedb_dagster.component.scaffolder import TEMPLATE, yaml_values
 from icedb_dagster.maintenance.definitions import CRONS
+from tests.support.processes import clean_environment, run_python
 from tests.support.site.pages import blocks
 
 pytestmark = pytest.mark.dagster
@@ -113,11 +109,11 @@ SPEC: dict[str, Any] = {
 
 
 def component(attributes: str | dict[str, Any], **scope: Any) -> IceDBTable:
-    """What Dagster makes of the attributes of a document; `scope`: what templates may use."""
-    given = yaml.safe_load(attributes) if isinstance(attributes, str) else attributes
-    assert [error.message for error in SCHEMA.iter_errors(given)] == [], "dg check yaml would refuse it"
+    """Resolve the attributes of a document. `scope`: the variables of templates."""
+    parsed = yaml.safe_load(attributes) if isinstance(attributes, str) else attributes
+    assert [error.message for error in SCHEMA.iter_errors(parsed)] == [], "dg check yaml rejects it"
     context = dg.ResolutionContext.default().with_scope(**scope)
-    return IceDBTable.resolve_from_model(context, TableAttributes.model_validate(given))
+    return IceDBTable.resolve_from_model(context, TableAttributes.model_validate(parsed))
 
 
 def defs_of(made: IceDBTable) -> dg.Definitions:
@@ -125,17 +121,14 @@ def defs_of(made: IceDBTable) -> dg.Definitions:
 
 
 def snap(defs: dg.Definitions) -> Any:
-    """All that Dagster's servers get to know of definitions."""
+    """Return the snapshot of definitions for Dagster's servers."""
     lake = IceDBResource(root="lake")
     resources: dict[str, Any] = {"icedb": lake, "lake": lake, "cluster": object()}
     whole = dg.Definitions.merge(defs, dg.Definitions(resources=resources))
     return RepositorySnap.from_def(whole.get_repository_def())
 
 
-# ------------------------------------------------------------------------------------------ YAML and Python
-
-
-def test_what_yaml_says_python_says_too_and_the_definitions_are_the_same() -> None:
+def test_yaml_and_python_give_the_same_definitions() -> None:
     made = component(EVERYTHING)
     assert made == IceDBTable(
         table=dg.AssetKey(["sales", "orders"]),
@@ -178,7 +171,7 @@ def test_what_yaml_says_python_says_too_and_the_definitions_are_the_same() -> No
     assert attributes | {"spec", "maintenance_sensor", "commits_sensor"} == {*made.__dict__}
 
 
-def test_a_table_alone_has_the_usual_jobs_and_an_external_one_an_asset(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_plain_table_has_jobs_and_an_external_table_has_an_asset(recwarn: pytest.WarningsRecorder) -> None:
     assert snap(defs_of(component("table: events"))) == snap(build_table_definitions("events"))
     external = defs_of(component("{table: [sales, orders], asset: external, sensors: {commits: materialization}}"))
     assert snap(external) == snap(
@@ -195,14 +188,14 @@ def test_a_table_alone_has_the_usual_jobs_and_an_external_one_an_asset(recwarn: 
     assert small.commits_sensor is None
     ours = (ROOT / "icedb", ROOT / "icedb_dagster")
     assert not [w for w in recwarn if any(Path(w.filename).is_relative_to(folder) for folder in ours)]
-    for wrong, told in (
+    for wrong, message in (
         ({"schedules": {"merge": None}}, "schedules has 'merge'"),
         ({"asset": "mine"}, "asset is 'mine'"),
         ({"schedules": {"ttl": "1 1 * * *"}}, "schedules has ttl, but the table has no such job"),
         ({"schedules": {"checks": "@daily"}}, "schedules has checks, but the table has no such job"),
         ({"table": dg.AssetKey(["a", "_log"])}, "'_log' is not a folder name"),
     ):
-        with pytest.raises(InvalidOption, match=told):
+        with pytest.raises(InvalidOption, match=message):
             IceDBTable(**{"table": dg.AssetKey("a"), **wrong})  # type: ignore[arg-type]
     for key in ("''", "[]", "a//b", "../up"):
         with pytest.raises(InvalidOption, match="is not a folder name"):
@@ -210,7 +203,7 @@ def test_a_table_alone_has_the_usual_jobs_and_an_external_one_an_asset(recwarn: 
     assert not defs_of(component("{table: a, schedules: {ttl: null, checks: null, cleanup: null}}")).asset_checks
 
 
-def test_templates_give_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_resolve_to_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEP_DAYS", "12")
     monkeypatch.setenv("TABLE", "events")
 
@@ -257,46 +250,27 @@ def test_templates_give_values_and_objects(monkeypatch: pytest.MonkeyPatch) -> N
         ('{table: a, asset: external, owners: ["team:{{ env.NOT_SET }}"]}', "owners.0"),
     ],
 )
-def test_a_template_that_gives_nothing_leaves_nothing_out(attributes: str, at: str) -> None:
+def test_a_template_that_renders_to_nothing_is_rejected(attributes: str, at: str) -> None:
     with pytest.raises(InvalidOption, match=rf"the table 'a': {at}: .*\}}\}} renders to nothing\. Set the variable"):
         component(attributes, nothing=None)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "events",
-        "sales/orders",
-        "2024",
-        "no",
-        "null",
-        "a: b",
-        "a, b",
-        "a #b",
-        "1e3",
-        "Off",
-        "😀",
-        "2026-01-01",
-        '"',
-        "ü",
-        "{x",
-    ],
-)
-def test_what_is_scaffolded_is_read_as_it_was_given(text: str) -> None:
+    "text", ["events", "sales/orders", "2024", "no", "null", "a: b", "a, b", "a #b", "1e3", "Off", "😀", "2026-01-01",
+             '"', "ü", "{x"],
+)  # fmt: skip
+def test_scaffolded_yaml_parses_to_the_given_values(text: str) -> None:
     written = Template(TEMPLATE.read_text()).substitute(yaml_values(text, ttl_column=text))
     read = yaml.safe_load(written)["attributes"]
     assert (read["table"], read["ttl"]["partition_column"]) == (text, text)
     for commented in re.findall(r"^ *# (\w+: \{.*\})$", written, flags=re.MULTILINE):
-        given = yaml.safe_load(commented)
-        attributes = {"table": "a", **({"checks": given} if {*given} & {"freshness", "schema"} else given)}
+        checks = yaml.safe_load(commented)
+        attributes = {"table": "a", **({"checks": checks} if {*checks} & {"freshness", "schema"} else checks)}
         component(attributes)
 
 
-# ------------------------------------------------------------------------------------------ what is wrong
-
-
 @pytest.mark.parametrize(
-    ("attributes", "field", "told", "by_schema"),
+    ("attributes", "field", "message", "by_schema"),
     [
         ("{}", "table", "required", True),
         ("{tabel: a}", "tabel", "not permitted", True),
@@ -327,21 +301,19 @@ def test_what_is_scaffolded_is_read_as_it_was_given(text: str) -> None:
         ("{table: a, asset: external, observe_cron: '* * * * *'}", "", "observe_cron needs", False),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_name_of_the_attribute(
-    attributes: str, field: str, told: str, by_schema: bool
-) -> None:
-    given = yaml.safe_load(attributes)
+def test_an_invalid_attribute_is_rejected_by_name(attributes: str, field: str, message: str, by_schema: bool) -> None:
+    parsed = yaml.safe_load(attributes)
     with pytest.raises(ValueError, match="validation error") as refused:
-        TableAttributes.model_validate(given)
+        TableAttributes.model_validate(parsed)
     names = {"value", "object", "bool", "literal['materialization','observation']"}
     errors = {".".join(str(s) for s in e["loc"] if s not in names): e["msg"] for e in refused.value.errors()}  # type: ignore[attr-defined]
     assert field in errors
-    assert told in errors[field] or any(told in e["msg"] for e in refused.value.errors())  # type: ignore[attr-defined]
-    found = list(SCHEMA.iter_errors(given))
-    assert bool(found) == by_schema
-    leads = [".".join(map(str, error.absolute_path)) + error.message for error in found]
-    assert not found or any(field.rpartition(".")[2] in lead for lead in leads), "dg check yaml names the attribute"
-    assert "not valid under any" not in str([error.message for error in found])
+    assert message in errors[field] or any(message in e["msg"] for e in refused.value.errors())  # type: ignore[attr-defined]
+    schema_errors = list(SCHEMA.iter_errors(parsed))
+    assert bool(schema_errors) == by_schema
+    leads = [".".join(map(str, error.absolute_path)) + error.message for error in schema_errors]
+    assert not schema_errors or any(field.rpartition(".")[2] in lead for lead in leads)
+    assert "not valid under any" not in str([error.message for error in schema_errors])
 
 
 @pytest.mark.parametrize(
@@ -353,27 +325,24 @@ def test_a_duration_is_a_number_with_its_unit(text: str, seconds: float) -> None
 
 
 @pytest.mark.parametrize("text", ["", "5", "h", "5 hours", "-5m", "5M", "1e3s", "٣h", "5m\n5m", "9999999999999999d"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(InvalidOption, match="is no duration; write 90s, 5m, 24h or 7d"):
         parse_duration(text)
 
 
-def test_a_duration_is_told_in_its_two_largest_units() -> None:
+def test_a_duration_is_printed_in_its_two_largest_units() -> None:
     texts = {0: "0 s", 999: "0 s", 61_000: "1 min 1 s", 3_600_000: "1 h", 90_061_000: "1 d 1 h", -5: "0 s"}
     assert {ms: duration_text(ms) for ms in texts} == texts
 
 
-# ------------------------------------------------------------------------------------------ in a project
-
-
-def test_the_tables_in_the_readme_are_tables() -> None:
+def test_the_yaml_of_the_readme_is_valid() -> None:
     made = [component(yaml.safe_load(block)["attributes"]) for block in blocks(ROOT / "README.md", "yaml")]
     assert [table.table.to_user_string() for table in made] == ["events"]
 
 
-def test_the_page_s_tables_are_tables_and_it_names_every_attribute_and_job() -> None:
+def test_the_yaml_of_the_page_is_valid_and_every_attribute_is_named() -> None:
     page = ROOT / "docs" / "component.md"
-    documents = [found for block in blocks(page, "yaml") for found in yaml.safe_load_all(block)]
+    documents = [loaded for block in blocks(page, "yaml") for loaded in yaml.safe_load_all(block)]
     made = [component(document["attributes"]) for document in documents]
     assert [table.table.to_user_string() for table in made] == ["events", "sales/orders"]
     table = page.read_text().partition("| attribute |")[2].partition("\n\n")[0]
@@ -383,15 +352,8 @@ def test_the_page_s_tables_are_tables_and_it_names_every_attribute_and_job() -> 
 
 @pytest.mark.process
 def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.dagster.dg_story"],
-        capture_output=True,
-        check=False,
-        cwd=tmp_path,
-        env={**environment(tmp_path), "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    env = environment(tmp_path) | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    done = run_python("-W", "ignore", "-m", "tests.support.dagster.dg_story", cwd=tmp_path, env=env)
     story = [json.loads(line) for line in done.stdout.splitlines()]
     listed, *scaffolded, good_yaml, good_defs, pools, bad_yaml, bad_defs = story
     [entry] = [item for item in json.loads(listed[2])["items"] if item["key"] == "icedb_dagster.IceDBTable"]
@@ -407,14 +369,10 @@ def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Without an instance of the developer's; the one that it has instead turns Dagster's telemetry off.
-
-    Else `dg` would print a notice about it in a fresh home directory: it reads no project's settings for that.
-    """
+    """Return an environment with a new instance, whose telemetry is off so that `dg` prints no notice."""
     (home := folder / "home").mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DAGSTER_", "ICEDB_", "LAKE_"))}
-    return clean | {"DAGSTER_HOME": str(home)}
+    return clean_environment("LAKE_", DAGSTER_HOME=str(home))
 
 
 LOADING = """
@@ -438,7 +396,7 @@ print(len(repository.get_all_jobs()), len(repository.sensor_defs), len(repositor
 
 @pytest.mark.process
 @pytest.mark.slow(seconds=10)
-def test_two_hundred_tables_in_one_yaml_load_and_ask_nobody(tmp_path: Path) -> None:
+def test_200_tables_in_one_yaml_load_without_a_connection(tmp_path: Path) -> None:
     folder = tmp_path / "many" / "defs" / "tables"
     folder.mkdir(parents=True)
     (tmp_path / "many" / "__init__.py").touch()
@@ -461,14 +419,7 @@ def test_two_hundred_tables_in_one_yaml_load_and_ask_nobody(tmp_path: Path) -> N
         for number in range(200)
     ]
     (folder / "defs.yaml").write_text(yaml.safe_dump_all(documents))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOADING],
-        capture_output=True,
-        check=False,
-        cwd=tmp_path,
-        env={**environment(tmp_path), "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    env = environment(tmp_path) | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = run_python("-W", "ignore", "-c", LOADING, cwd=tmp_path, env=env)
     # Each with ten jobs, that of the checks, two sensors, seven schedules, four checks; and Dagster's own job of all.
     assert done.stdout.split() == ["2201", "400", "1400", "800"]

@@ -1,7 +1,7 @@
-"""Runs of one table never overlap; what is done to them, to the daemon and to Postgres harms neither table nor lock.
+"""Runs of one table never overlap, and faults of runs, daemon and Postgres damage neither table nor lock.
 
-The table is exact after each fault, and the slot of its pool is free again without a hand. That it takes less than a
-minute with the intervals that we ship is tried by the one test that takes the minute.
+The table is exact after each fault, and the slot of its pool becomes free without a manual step. One test checks that
+this takes less than a minute with the shipped intervals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from icedb_dagster import IceDBResource, icedb_pool
 from icedb_dagster.dev import stack
 from tests.support.dagster.dagster_jobs import maintain
@@ -51,10 +50,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str
         yield started
 
 
-# ------------------------------------------------------------------------------------------ one run at a time
-
-
-def test_the_pools_of_all_that_is_loaded_are_there_before_anything_ran(platform: Platform) -> None:
+def test_the_pools_of_all_loaded_tables_exist_before_the_first_run(platform: Platform) -> None:
     for table in (*QUEUED, "alone"):
         info = platform.pool(table)
         assert (info.slot_count, info.limit, info.using_default_limit) == (1, 1, False)
@@ -106,7 +102,7 @@ def _begin(platform: Platform, counts: dict[str, int]) -> dict[str, list[str]]:
 
 
 def _check_that_they_take_turns(platform: Platform, runs: dict[str, list[str]], more: dict[str, int]) -> None:
-    """Let all go on; `more`: runs of a table that were started otherwise."""
+    """Release all runs. `more`: the number of runs of a table that were started otherwise."""
     for table in runs:
         platform.open(table, "before-claim")
     for table, of_table in runs.items():
@@ -119,12 +115,9 @@ def _check_that_they_take_turns(platform: Platform, runs: dict[str, list[str]], 
     platform.audit(*runs, live_parts=1)
 
 
-# ------------------------------------------------------------------------------------------ what is done to runs
-
-
 @pytest.fixture(scope="module")
 def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
-    """All of it at once, to tables of their own: how each run ended, and what was live when another one had merged."""
+    """Kill runs of several tables at once, and return how each ended, and the live parts after the next merge."""
     platform.fill(*MOMENTS)
     for table, moment in MOMENTS.items():
         platform.arm(table, moment)
@@ -136,7 +129,7 @@ def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
         os.kill(pids[table], signal.SIGKILL)
     os.kill(pids["paused"], signal.SIGSTOP)
     assert platform.ask(FORCED_CANCEL, run=runs["canceled"])["__typename"] == "TerminateRunSuccess"
-    # What run monitoring does with a run whose worker it takes for dead. The worker is not told.
+    # Run monitoring does this with a run whose worker it considers dead. The worker gets no signal.
     given_up = platform.instance.get_run_by_id(runs["paused"])
     assert given_up is not None
     platform.instance.report_run_failed(given_up, "its worker does not answer")
@@ -156,46 +149,32 @@ def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("table", ["killed_writing", "killed_claimed"])
-def test_a_killed_worker_s_run_fails_and_the_next_one_merges(
-    platform: Platform, aftermath: dict[str, dict[str, str]], table: str
-) -> None:
+def test_the_run_of_a_killed_worker_fails(platform: Platform, aftermath: dict[str, dict[str, str]], table: str) -> None:
     assert aftermath[table]["end"] == "FAILURE"
     platform.audit(table, live_parts=1)
     assert platform.holders(table) == []
 
 
-def test_what_a_paused_worker_commits_when_another_run_has_merged_is_rebased_to_nothing(
-    platform: Platform, aftermath: dict[str, dict[str, str]]
-) -> None:
+def test_the_late_merge_of_a_paused_worker_is_empty(platform: Platform, aftermath: dict[str, dict[str, str]]) -> None:
     assert aftermath["paused"]["end"] == "FAILURE"
     late, rival = platform.spans("paused")
     assert late.began < rival.began < rival.ended < late.ended
-    assert (late.dropped_groups, rival.dropped_groups) == (1, 0)  # it did go on, and lost its only group
+    assert (late.dropped_groups, rival.dropped_groups) == (1, 0)  # it continued, and lost its only group
     assert platform.live_parts("paused") == aftermath["paused"]["live"]
     platform.audit("paused", live_parts=1)
     assert platform.holders("paused") == []
 
 
-def test_a_forced_cancel_leaves_the_table_to_the_next_run(
-    platform: Platform, aftermath: dict[str, dict[str, str]]
-) -> None:
+def test_a_forced_cancel_frees_the_table(platform: Platform, aftermath: dict[str, dict[str, str]]) -> None:
     assert aftermath["canceled"]["end"] == "CANCELED"
     assert platform.live_parts("canceled") == aftermath["canceled"]["live"]
     platform.audit("canceled", live_parts=1)
     assert platform.holders("canceled") == []
 
 
-# ------------------------------------------------------------------------------------------ what is done to others
-
-
 def runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work(platform: Platform) -> None:
     tables = ("outlived", "interrupted")
-    platform.fill(*tables)
-    for table in tables:
-        platform.arm(table, "before-claim")
-    runs = [platform.merge(table) for table in tables]
-    for table in tables:
-        platform.reached(table, "before-claim")
+    runs, _ = platform.stop_merges(*tables)
     os.kill(platform.pid("daemon"), signal.SIGKILL)
     platform.open("outlived", "before-claim")
     assert platform.ended(runs[0]) == ["SUCCESS"], platform.why(runs[0])
@@ -215,11 +194,7 @@ def two_daemons_on_one_database_leave_the_table_exact(platform: Platform) -> Non
 
 def runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing(platform: Platform) -> None:
     tables = ("lost", "orphaned")
-    platform.fill(*tables)
-    for table in tables:
-        platform.arm(table, "before-claim")
-    runs = [platform.merge(table) for table in tables]
-    lost, orphaned = (platform.reached(table, "before-claim") for table in tables)
+    runs, (lost, orphaned) = platform.stop_merges(*tables)
     # The daemon starts a second code server when the first one is slow to answer; each keeps the workers it started.
     for code_server in {_parent(lost), _parent(orphaned)}:
         os.kill(code_server, signal.SIGKILL)
@@ -236,11 +211,7 @@ def runs_whose_code_server_died_fail_and_a_worker_that_is_left_changes_nothing(p
 
 def a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit(platform: Platform) -> None:
     tables = ("waited", "cut_off")
-    platform.fill(*tables)
-    for table in tables:
-        platform.arm(table, "before-claim")
-    runs = [platform.merge(table) for table in tables]
-    pids = [platform.reached(table, "before-claim") for table in tables]
+    runs, pids = platform.stop_merges(*tables)
     stack.down(platform.project, services=("postgres",))
     platform.open("cut_off", "before-claim")
     until(lambda: platform.live_parts("cut_off").count("\n") == 0, "commit of the run that has no Postgres")
@@ -262,15 +233,13 @@ EVENTS = (
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_neither_many_starts_nor_a_fault_of_the_platform_harms_a_table_or_its_lock(
-    platform: Platform, event: Callable[[Platform], None]
-) -> None:
+def test_platform_faults_leave_table_and_lock_sound(platform: Platform, event: Callable[[Platform], None]) -> None:
     event(platform)
 
 
 @contextmanager
 def _second_daemon(platform: Platform) -> Iterator[None]:
-    """One that nobody knows of, as on another machine."""
+    """Run a second daemon, as on another machine."""
     command = [sys.executable, "-m", "dagster._daemon", "run", "-w", str(platform.project / "workspace.yaml")]
     kind = "QUEUED_RUN_COORDINATOR"
     first = platform.instance.get_daemon_heartbeats()[kind].daemon_id
@@ -286,7 +255,7 @@ def _second_daemon(platform: Platform) -> Iterator[None]:
 
 
 def _runs(pid: int) -> bool:
-    """A worker that was killed stays a zombie until its code server looks."""
+    """Return whether a process runs. A killed worker is a zombie until its code server looks."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -307,9 +276,7 @@ def _check_free_and_exact(platform: Platform, *tables: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow(seconds=240)
-def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slot_is_free_within_a_minute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = IceDBResource(root=str(tmp_path / "lake"))
     tables = ("killed", "frozen")
     with running(tmp_path / "project", tables, lake=lake, change=shipped) as platform:
@@ -319,7 +286,7 @@ def test_with_the_shipped_intervals_a_slot_is_free_within_a_minute_of_the_end_of
         runs = {table: platform.merge(table) for table in tables}
         behind = platform.merge("killed")
         pids = {table: platform.reached(table, "before-claim") for table in tables}
-        assert platform.statuses([behind]) == ["QUEUED"]  # of one pool, one run at a time leaves the queue
+        assert platform.statuses([behind]) == ["QUEUED"]  # one run of a pool is dequeued at a time
         began = time.monotonic()
         os.kill(pids["killed"], signal.SIGKILL)
         until(lambda: runs["killed"] not in platform.holders("killed"), "free slot")

@@ -1,6 +1,5 @@
-"""The IO manager, on a real instance: assets in and out in every shape, and tables of every partitioning."""
+"""The IO manager on a real instance: every kind of input and output, and tables of every partitioning."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb.errors import (
     EmptyBatch,
@@ -31,7 +29,7 @@ from icedb.errors import (
 )
 from icedb_dagster import IceDBIOManager, IceDBResource
 from icedb_dagster.io import inputs, outputs
-from tests.support.dagster.dagster_instance import ONE, TWO, Materialize, returning, rows, run_script
+from tests.support.dagster.dagster_instance import ONE, TWO, AssetRun, returning, rows, run_script
 
 pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster.dagster_instance"]
@@ -49,13 +47,13 @@ def in_memory() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
-    """In memory, where the instance is not the point: events take half the time there."""
-    found: dg.DagsterInstance = request.getfixturevalue(getattr(request, "param", "in_memory"))
-    return found
+    """In memory by default, where events take half the time."""
+    chosen: dg.DagsterInstance = request.getfixturevalue(getattr(request, "param", "in_memory"))
+    return chosen
 
 
-def told(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]:
-    """The metadata of an asset's only materialization in a run."""
+def metadata_of(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]:
+    """Return the metadata of an asset's only materialization in a run."""
     [event] = result.asset_materializations_for_node(asset)
     return {key: value.value for key, value in event.metadata.items()}
 
@@ -64,7 +62,7 @@ def log_files(table: icedb.Table) -> set[str]:
     return {o.key for o in table.handle.store.list(table.handle.keys.log_prefix)}
 
 
-#: How the rows of an input are read, by its type.
+#: Reads the rows of an input, by its type.
 READ: dict[Any, Callable[[Any], pa.Table]] = {
     pa.Table: lambda table: table,
     pa.RecordBatchReader: lambda reader: reader.read_all(),
@@ -79,11 +77,11 @@ READ: dict[Any, Callable[[Any], pa.Table]] = {
 
 
 def taking(key: str, annotation: Any, upstream: Any, take: Callable[[Any], Any], **options: Any) -> Any:
-    """An asset whose input has that annotation, and which gives it to a function. The options are the input's."""
+    """Return an asset that passes its input, with this annotation and these options, to a function."""
 
-    @dg.asset(key=key, ins={"given": dg.AssetIn(upstream, **options)})
-    def asset(given: annotation) -> None:  # type: ignore[valid-type]
-        take(given)
+    @dg.asset(key=key, ins={"loaded": dg.AssetIn(upstream, **options)})
+    def asset(loaded: annotation) -> None:  # type: ignore[valid-type]
+        take(loaded)
 
     return asset
 
@@ -92,9 +90,9 @@ def taking(key: str, annotation: Any, upstream: Any, take: Callable[[Any], Any],
 
 
 @on_postgres
-def test_every_kind_of_output_is_stored(materialize: Materialize, lake: IceDBResource) -> None:
+def test_every_kind_of_output_is_stored(run: AssetRun) -> None:
     batches = NUMBERS.to_batches(max_chunksize=2)
-    given: dict[str, Callable[[], Any]] = {
+    makers: dict[str, Callable[[], Any]] = {
         "table": lambda: NUMBERS,
         "batch": lambda: NUMBERS.combine_chunks().to_batches()[0],
         "reader": lambda: pa.RecordBatchReader.from_batches(NUMBERS.schema, iter(batches)),
@@ -104,43 +102,41 @@ def test_every_kind_of_output_is_stored(materialize: Materialize, lake: IceDBRes
         "lazy": lambda: pl.from_arrow(NUMBERS).lazy(),
         "relation": lambda: duckdb.connect().from_arrow(NUMBERS),
         "dicts": NUMBERS.to_pylist,
-        "snapshot": lambda: lake.table("table").snapshot(),
+        "snapshot": lambda: run.lake.table("table").snapshot(),
     }
     metadata = {"partition_by": ["n % 2 AS parity"], "sort_by": ["n"]}
     first = returning("table", NUMBERS, metadata)
-    others = [returning(key, make, metadata, deps=["table"]) for key, make in given.items() if key != "table"]
-    assert materialize(first, *others).success
-    for key in given:
-        table = lake.table(key)
+    others = [returning(key, make, metadata, deps=["table"]) for key, make in makers.items() if key != "table"]
+    assert run(first, *others).success
+    for key in makers:
+        table = run.lake.table(key)
         assert table.query("SELECT n, word FROM t ORDER BY n").fetchall() == SORTED, key
         assert table.schema() == {"n": "BIGINT", "word": "VARCHAR"}, key
         assert (table.spec.partition_by, table.spec.sort_by) == (("n % 2 AS parity",), ("n",))
         assert table.snapshot().partitions() == ["parity=0", "parity=1"]
 
 
-def test_every_kind_of_input_is_loaded(materialize: Materialize, name: str) -> None:
-    seen: list[Any] = []
-    wanted = {**{kind: kind for kind in READ}, Any: pa.Table, list[dict[str, Any]]: list}
-    takers = [taking(f"taking_{n}", annotation, name, seen.append) for n, annotation in enumerate(wanted)]
-    assert materialize(returning(name, NUMBERS, {"partition_by": ["n % 2 AS parity"]}), *takers).success
-    kinds = [next(kind for kind in READ if isinstance(given, kind)) for given in seen]
-    assert sorted(map(str, kinds)) == sorted(map(str, wanted.values()))
+def test_every_kind_of_input_is_loaded(run: AssetRun) -> None:
+    received: list[Any] = []
+    annotations = {**{kind: kind for kind in READ}, Any: pa.Table, list[dict[str, Any]]: list}
+    takers = [taking(f"taking_{n}", annotation, run.name, received.append) for n, annotation in enumerate(annotations)]
+    assert run(returning(run.name, NUMBERS, {"partition_by": ["n % 2 AS parity"]}), *takers).success
+    kinds = [next(kind for kind in READ if isinstance(loaded, kind)) for loaded in received]
+    assert sorted(map(str, kinds)) == sorted(map(str, annotations.values()))
     expected = [{"n": n, "word": word, "parity": n % 2} for n, word in SORTED]
-    for kind, given in zip(kinds, seen, strict=True):
-        assert sorted(READ[kind](given).to_pylist(), key=lambda row: row["n"]) == expected, kind
+    for kind, loaded in zip(kinds, received, strict=True):
+        assert sorted(READ[kind](loaded).to_pylist(), key=lambda row: row["n"]) == expected, kind
 
 
-def test_lazy_inputs_read_no_rows_before_they_are_asked(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_lazy_inputs_read_no_rows_before_their_use(run: AssetRun) -> None:
     failures = {}
 
-    def without_parts(given: Any) -> None:
-        data = Path(lake.uri(name)) / "_data"
+    def without_parts(loaded: Any) -> None:
+        data = Path(run.lake.uri(run.name)) / "_data"
         shutil.move(data, data.with_name("hidden"))
-        kind = next(kind for kind in READ if isinstance(given, kind))
+        kind = next(kind for kind in READ if isinstance(loaded, kind))
         try:
-            READ[kind](given)
+            READ[kind](loaded)
         except Exception as error:
             failures[kind] = type(error).__name__
         finally:
@@ -152,23 +148,23 @@ def test_lazy_inputs_read_no_rows_before_they_are_asked(
         pl.LazyFrame: "FileNotFoundError",
         duckdb.DuckDBPyRelation: "IOException",
     }
-    takers = [taking(f"lazy_{n}", annotation, name, without_parts) for n, annotation in enumerate(lazy)]
-    assert materialize(returning(name, NUMBERS), *takers).success
+    takers = [taking(f"lazy_{n}", annotation, run.name, without_parts) for n, annotation in enumerate(lazy)]
+    assert run(returning(run.name, NUMBERS), *takers).success
     assert failures == lazy
 
 
-def test_an_input_has_the_columns_and_rows_that_its_metadata_asks_for(materialize: Materialize, name: str) -> None:
-    numbers = returning(name, NUMBERS, {"partition_by": ["n % 2 AS parity"]})
-    seen: list[Any] = []
-    wanted: list[tuple[Any, dict[str, Any], list[dict[str, Any]]]] = [
+def test_an_input_has_the_columns_and_rows_of_its_metadata(run: AssetRun) -> None:
+    numbers = returning(run.name, NUMBERS, {"partition_by": ["n % 2 AS parity"]})
+    received: list[Any] = []
+    cases: list[tuple[Any, dict[str, Any], list[dict[str, Any]]]] = [
         (pa.Table, {"columns": ["word", "n"], "where": "n > 1 AND parity = 1"}, [{"word": "c", "n": 3}]),
         (ds.Dataset, {"columns": ["n"], "where": "parity = 1"}, [{"n": 3}, {"n": 1}]),
         (pl.LazyFrame, {"columns": ["parity"], "where": dg.MetadataValue.text("parity = 0")}, [{"parity": 0}]),
     ]
-    for number, (annotation, metadata, expected) in enumerate(wanted):
-        taker = taking(f"taking_{number}", annotation, name, seen.append, metadata=metadata)
-        assert materialize(numbers, taker).success
-        assert READ[annotation](seen.pop()).to_pylist() == expected
+    for number, (annotation, metadata, expected) in enumerate(cases):
+        taker = taking(f"taking_{number}", annotation, run.name, received.append, metadata=metadata)
+        assert run(numbers, taker).success
+        assert READ[annotation](received.pop()).to_pylist() == expected
     refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         (pa.Table, {"columns": ["m"]}, UnknownColumn, r"names 'm', but the table has \['n', 'word', 'parity'\]"),
         (pa.Table, {"columns": "n"}, InvalidOption, "give a list of names"),
@@ -178,70 +174,63 @@ def test_an_input_has_the_columns_and_rows_that_its_metadata_asks_for(materializ
         (set, {}, InvalidOption, "cannot be loaded as .*Annotate it as pyarrow.Table"),
     ]
     for number, (annotation, metadata, error, message) in enumerate(refused):
-        taker = taking(f"refused_{number}", annotation, name, seen.append, metadata=metadata)
+        taker = taking(f"refused_{number}", annotation, run.name, received.append, metadata=metadata)
         with pytest.raises(error, match=message):
-            materialize(numbers, taker, selection=[taker])
-    assert seen == []
+            run(numbers, taker, selection=[taker])
+    assert received == []
 
 
-def test_an_input_is_read_as_it_was_at_a_time(materialize: Materialize, lake: IceDBResource, name: str) -> None:
-    materialize(returning(name, ONE))
-    before = lake.table(name).snapshot()
-    seen = []
+def test_an_input_can_be_read_at_an_earlier_time(run: AssetRun) -> None:
+    run(returning(run.name, ONE))
+    before = run.table().snapshot()
+    received = []
 
-    numbers = returning(name, TWO)
-    reader = taking("reader", list, name, seen.append, input_manager_key="io_manager")
+    numbers = returning(run.name, TWO)
+    reader = taking("reader", list, run.name, received.append, input_manager_key="io_manager")
     iso = datetime.fromtimestamp(before.as_of_ms / 1000, UTC).isoformat()
     for as_of in (before.as_of_ms, str(before.as_of_ms), iso, None):
-        config = {} if as_of is None else {"ops": {"reader": {"inputs": {"given": {"as_of": as_of}}}}}
-        assert materialize(numbers, reader, run_config=config).success
-    assert seen == [[{"n": 1}], [{"n": 1}], [{"n": 1}], [{"n": 2}]]
-    config = {"ops": {"reader": {"inputs": {"given": {"as_of": "2026-11-21T12:00:00"}}}}}
+        config = {} if as_of is None else {"ops": {"reader": {"inputs": {"loaded": {"as_of": as_of}}}}}
+        assert run(numbers, reader, run_config=config).success
+    assert received == [[{"n": 1}], [{"n": 1}], [{"n": 1}], [{"n": 2}]]
+    config = {"ops": {"reader": {"inputs": {"loaded": {"as_of": "2026-11-21T12:00:00"}}}}}
     with pytest.raises(InvalidOption, match=r"as_of is '2026-11-21T12:00:00'; write a time with its zone"):
-        materialize(numbers, reader, run_config=config, selection=[reader])
+        run(numbers, reader, run_config=config, selection=[reader])
 
 
-def test_overwrite_is_the_default_and_one_commit(materialize: Materialize, lake: IceDBResource, name: str) -> None:
-    materialize(returning(name, ONE))
-    older, before = lake.table(name).snapshot(), log_files(lake.table(name))
-    materialize(returning(name, TWO))
-    assert rows(lake, name) == [(2,)]
+def test_overwrite_is_the_default_and_one_commit(run: AssetRun) -> None:
+    run(returning(run.name, ONE))
+    older, before = run.table().snapshot(), log_files(run.table())
+    run(returning(run.name, TWO))
+    assert run.rows() == [(2,)]
     assert older.to_arrow()["n"].to_pylist() == [1]
-    assert len(log_files(lake.table(name)) - before) == 1
+    assert len(log_files(run.table()) - before) == 1
 
 
-def test_none_or_its_own_snapshot_stands_for_a_table_that_the_asset_wrote_by_itself(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_an_asset_may_write_its_own_table(run: AssetRun) -> None:
     with pytest.raises(TableNotFound):
-        materialize(returning(name, None))
-    assert not Path(lake.uri(name)).exists()
+        run(returning(run.name, None))
+    assert not Path(run.lake.uri(run.name)).exists()
 
     def write() -> None:
-        lake.table_or_create(name).insert(ONE)
+        run.lake.table_or_create(run.name).insert(ONE)
 
     def write_and_say() -> icedb.Snapshot:
         write()
-        return lake.table(name).snapshot()
+        return run.table().snapshot()
 
     for number, function in enumerate((write, write_and_say), 1):
         partition = {"partition_key": "2024-03-01"} if number == 1 else {}
-        result = materialize(returning(name, function, partitions_def=DAYS), **partition)
-        assert rows(lake, name) == [(1,)] * number
-        assert told(result, name)["dagster/row_count"] == number
-        assert len(log_files(lake.table(name))) == number
+        result = run(returning(run.name, function, partitions_def=DAYS), **partition)
+        assert run.rows() == [(1,)] * number
+        assert metadata_of(result, run.name)["dagster/row_count"] == number
+        assert len(log_files(run.table())) == number
 
 
-def test_outputs_of_several_assets_and_explicit_results_are_stored(
-    materialize: Materialize, lake: IceDBResource, instance: dg.DagsterInstance
-) -> None:
-    """A multi-asset has a table for each of its outputs; Output and MaterializeResult bring metadata of their own."""
+def test_outputs_of_several_assets_and_explicit_results_are_stored(run: AssetRun) -> None:
+    """Each output of a multi-asset is a table. Output and MaterializeResult have their own metadata."""
 
     @dg.multi_asset(
-        outs={
-            "left": dg.AssetOut(metadata={"sort_by": ["n"]}),
-            "right": dg.AssetOut(metadata={"icedb/mode": "append"}),
-        }
+        outs={"left": dg.AssetOut(metadata={"sort_by": ["n"]}), "right": dg.AssetOut(metadata={"icedb/mode": "append"})}
     )
     def both() -> Any:
         yield dg.Output(ONE, output_name="left", metadata={"mine": 1}, data_version=dg.DataVersion("my-own"))
@@ -256,20 +245,20 @@ def test_outputs_of_several_assets_and_explicit_results_are_stored(
         context.set_data_version(context.asset_key, dg.DataVersion("silent-too"))
         return dg.MaterializeResult(metadata={"mine": 3})
 
-    assert materialize(both, explicit, silent).success
-    assert [rows(lake, key) for key in ("left", "right", "explicit")] == [[(1,)], [(2,)], [(2,)]]
-    assert lake.table("left").spec.sort_by == ("n",)
+    assert run(both, explicit, silent).success
+    assert [rows(run.lake, key) for key in ("left", "right", "explicit")] == [[(1,)], [(2,)], [(2,)]]
+    assert run.lake.table("left").spec.sort_by == ("n",)
     versions = {}
     for key in ("left", "right", "explicit", "silent"):
-        event = instance.get_latest_materialization_event(dg.AssetKey(key))
+        event = run.instance.get_latest_materialization_event(dg.AssetKey(key))
         assert event is not None
         assert event.asset_materialization is not None
         assert (event.asset_materialization.metadata.get("mine") is None) == (key == "right")
         versions[key] = (event.asset_materialization.tags or {})["dagster/data_version"]
     assert versions == {
         "left": "my-own",
-        "right": lake.table("right").snapshot().id,
-        "explicit": lake.table("explicit").snapshot().id,
+        "right": run.lake.table("right").snapshot().id,
+        "explicit": run.lake.table("explicit").snapshot().id,
         "silent": "silent-too",
     }
 
@@ -277,7 +266,7 @@ def test_outputs_of_several_assets_and_explicit_results_are_stored(
 # ------------------------------------------------------------------------------------------ options
 
 
-def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materialize, lake: IceDBResource) -> None:
+def test_options_of_the_asset_override_those_of_the_io_manager(run: AssetRun) -> None:
     fields = {"mode": "append", "compression": "snappy", "sort_by": ["n"], "row_group_rows": 4096, "preview_rows": 0}
     own = {
         "icedb/mode": dg.MetadataValue.text("overwrite"),
@@ -285,6 +274,7 @@ def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materiali
         "icedb/partition_by": ["n % 2 AS parity"],
         "icedb/compression": "gzip",
         "icedb/row_group_rows": 8192,
+        "icedb/bloom_filters": ["n"],
         "icedb/required": ["n"],
         "icedb/schema": {"n": "BIGINT", "at": "DATE"},
         "icedb/schema_policy": "declared",
@@ -293,13 +283,14 @@ def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materiali
         "team": "ours",
     }
     for value in (ONE, TWO):
-        result = materialize(returning("plain", value), returning("special", value, own), io=fields)
-    assert (rows(lake, "plain"), rows(lake, "special", "n")) == ([(1,), (2,)], [(2,)])
-    assert "icedb/preview" not in told(result, "plain")
-    assert "| 2 |" in told(result, "special")["icedb/preview"]
-    plain, special = lake.table("plain").spec, lake.table("special").spec
+        result = run(returning("plain", value), returning("special", value, own), io=fields)
+    assert (rows(run.lake, "plain"), rows(run.lake, "special", "n")) == ([(1,), (2,)], [(2,)])
+    assert "icedb/preview" not in metadata_of(result, "plain")
+    assert "| 2 |" in metadata_of(result, "special")["icedb/preview"]
+    plain, special = run.lake.table("plain").spec, run.lake.table("special").spec
     assert (plain.compression, plain.sort_by, plain.row_group_rows) == ("snappy", ("n",), 4096)
     assert (special.compression, special.sort_by, special.row_group_rows) == ("gzip", (), 8192)
+    assert (plain.bloom_filters, special.bloom_filters) == ((), ("n",))
     assert (special.partition_by, special.required, special.schema_policy) == (("n % 2 AS parity",), ("n",), "declared")
     assert (special.columns, special.merging) == ({"n": "BIGINT", "at": "DATE"}, icedb.Dedup(by=("n",)))
 
@@ -315,6 +306,7 @@ def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materiali
         (ONE, {"icedb/preview_rows": -1}, "preview_rows is -1"),
         (ONE, {"sort_by": "n"}, "'sort_by' is 'n'; give a list of texts"),
         (ONE, {"sort_by": ["n"], "icedb/sort_by": ["n"]}, "has both 'sort_by' and 'icedb/sort_by'"),
+        (ONE, {"icedb/bloom_filters": "n"}, "'bloom_filters' is 'n'; give a list of texts"),
         (ONE, {"partition_by": [1]}, "'partition_by' is .*; give a list of texts"),
         (ONE, {"partition_by": ["random() AS r"]}, "different values for one row"),
         (ONE, {"icedb/compresion": "zstd"}, "which is not an option. Did you mean 'icedb/compression'"),
@@ -322,10 +314,10 @@ def test_options_are_the_asset_s_or_else_the_io_manager_s(materialize: Materiali
         (ONE, {"icedb/on_empty": "clear", "icedb/on_conflict": "quarantine"}, "Set only one of them"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_before_there_is_a_table(
+def test_invalid_outputs_are_rejected_before_a_table_is_created(
     lake: IceDBResource, value: Any, metadata: dict[str, Any], message: str
 ) -> None:
-    """Called as Dagster calls it, without a run: there would be a dozen."""
+    """Called as Dagster calls it, without a run."""
     context = dg.build_output_context(asset_key="bad", definition_metadata=metadata)
     with pytest.raises((InvalidBatch, InvalidOption, InvalidPartitionExpression), match=message) as error:
         IceDBIOManager(icedb=lake).handle_output(context, value)
@@ -333,36 +325,34 @@ def test_what_cannot_be_stored_is_refused_before_there_is_a_table(
     assert not Path(lake.uri("bad")).exists()
 
 
-def test_the_io_manager_s_own_mistakes_are_refused(materialize: Materialize, lake: IceDBResource) -> None:
+def test_invalid_uses_of_the_io_manager_are_rejected(run: AssetRun) -> None:
     with pytest.raises(InvalidOption, match="mode is 'replace'"):
-        materialize(returning("bad", ONE), io={"mode": "replace"})
+        run(returning("bad", ONE), io={"mode": "replace"})
 
     @dg.op
     def no_asset() -> int:
         return 1
 
-    @dg.job(resource_defs={"io_manager": IceDBIOManager(icedb=lake)})
+    @dg.job(resource_defs={"io_manager": IceDBIOManager(icedb=run.lake)})
     def job() -> None:
         no_asset()
 
     with pytest.raises(InvalidOption, match="'result' of the op 'no_asset' is not an asset"):
         job.execute_in_process()
-    assert not Path(lake.root).exists()
+    assert not Path(run.lake.root).exists()
 
 
-def test_values_that_do_not_fit_are_refused_cast_or_set_aside(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
-    materialize(returning(name, ONE))
-    before = lake.table(name).snapshot().id
+def test_conflicts_are_rejected_or_quarantined(run: AssetRun) -> None:
+    run(returning(run.name, ONE))
+    before = run.table().snapshot().id
     misfits = [{"n": 2}, {"n": "x"}]
     with pytest.raises(SchemaConflict):
-        materialize(returning(name, misfits))
-    assert lake.table(name).snapshot().id == before
-    result = materialize(returning(name, misfits), io={"on_conflict": "quarantine"})
-    figures = told(result, name)
+        run(returning(run.name, misfits))
+    assert run.table().snapshot().id == before
+    result = run(returning(run.name, misfits), io={"on_conflict": "quarantine"})
+    figures = metadata_of(result, run.name)
     assert (figures["icedb/rows_written"], figures["icedb/rows_quarantined"]) == (1, 1)
-    assert (rows(lake, name), lake.table(f"{name}_quarantine").snapshot().rows) == ([(2,)], 1)
+    assert (run.rows(), run.lake.table(f"{run.name}_quarantine").snapshot().rows) == ([(2,)], 1)
 
 
 # ------------------------------------------------------------------------------------------ partitions
@@ -378,7 +368,7 @@ BACKFILL = {"backfill_policy": dg.BackfillPolicy.single_run()}
 def stamped(
     key: Any, definition: Any, metadata: dict[str, Any], make: Callable[[list[str]], Any], **options: Any
 ) -> Any:
-    """A partitioned asset that returns what `make` makes of the run's partition keys."""
+    """Return a partitioned asset that returns `make` of the run's partition keys."""
 
     @dg.asset(key=key, partitions_def=definition, metadata=metadata, **options)
     def asset(context: dg.AssetExecutionContext) -> Any:
@@ -414,64 +404,55 @@ def instants(key: str) -> datetime:
     ],
     ids=["static", "dynamic", "daily", "hourly", "monthly", "multi"],
 )  # fmt: skip
-def test_a_partition_is_replaced_and_the_others_stay(
-    materialize: Materialize,
-    lake: IceDBResource,
-    instance: dg.DagsterInstance,
-    name: str,
-    definition: Any,
-    keys: list[str],
-    expression: Any,
-    make: Callable[[list[str]], pa.Table],
+def test_a_materialization_replaces_only_its_partition(
+    run: AssetRun, definition: Any, keys: list[str], expression: Any, make: Callable[[list[str]], pa.Table]
 ) -> None:
     if definition is CITIES:
-        instance.add_dynamic_partitions("cities", keys)
+        run.instance.add_dynamic_partitions("cities", keys)
     multi = isinstance(definition, dg.MultiPartitionsDefinition)
     version = [0]
-    seen: list[Any] = []
+    received: list[Any] = []
 
     def versioned(of: list[str]) -> pa.Table:
         return make(of).append_column("version", pa.array(version * len(of)))
 
-    asset = stamped(name, definition, {"partition_expr": expression}, versioned)
+    asset = stamped(run.name, definition, {"partition_expr": expression}, versioned)
 
-    @dg.asset(partitions_def=definition, ins={"upstream": dg.AssetIn(name)})
+    @dg.asset(partitions_def=definition, ins={"upstream": dg.AssetIn(run.name)})
     def same_partition(upstream: list[dict[str, Any]]) -> None:
-        seen.append([row["version"] for row in upstream])
+        received.append([row["version"] for row in upstream])
 
     for version[0], key in enumerate([*keys, keys[0]], 1):
         partition_key = definition.get_partition_key_from_str(key) if multi else key
-        result = materialize(asset, same_partition, partition_key=partition_key)
-        assert told(result, name)["dagster/partition_row_count"] == 1
-    assert rows(lake, name, "version") == [(2,), (3,)]
-    assert seen == [[1], [2], [3]]
+        result = run(asset, same_partition, partition_key=partition_key)
+        assert metadata_of(result, run.name)["dagster/partition_row_count"] == 1
+    assert run.rows("version") == [(2,), (3,)]
+    assert received == [[1], [2], [3]]
 
-    everything = taking("everything", list, name, seen.append)
-    assert materialize(asset, everything, selection=[everything]).success
-    assert sorted(row["version"] for row in seen[-1]) == [2, 3]
+    everything = taking("everything", list, run.name, received.append)
+    assert run(asset, everything, selection=[everything]).success
+    assert sorted(row["version"] for row in received[-1]) == [2, 3]
 
 
-def test_a_range_of_partitions_in_one_run_is_one_commit(
-    materialize: Materialize, lake: IceDBResource, name: str, instance: dg.DagsterInstance
-) -> None:
-    asset = stamped(name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
-    seen = []
+def test_a_range_is_one_commit(run: AssetRun) -> None:
+    asset = stamped(run.name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
+    received = []
 
-    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(name)}, **BACKFILL)
+    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(run.name)}, **BACKFILL)
     def reader(upstream: pa.Table) -> None:
-        seen.append(upstream["day"].to_pylist())
+        received.append(upstream["day"].to_pylist())
 
-    def run(first: str, last: str) -> dg.ExecuteInProcessResult:
+    def attempt(first: str, last: str) -> dg.ExecuteInProcessResult:
         ends = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
-        return materialize(asset, reader, tags=ends)
+        return run(asset, reader, tags=ends)
 
-    run("2024-03-29", "2024-03-31")
-    before = log_files(lake.table(name))
-    result = run("2024-03-31", "2024-04-04")
-    assert len(log_files(lake.table(name)) - before) == 1
-    assert [len(days) for days in seen] == [3, 5]
-    assert len(rows(lake, name)) == 7
-    events = result.asset_materializations_for_node(name)
+    attempt("2024-03-29", "2024-03-31")
+    before = log_files(run.table())
+    result = attempt("2024-03-31", "2024-04-04")
+    assert len(log_files(run.table()) - before) == 1
+    assert [len(days) for days in received] == [3, 5]
+    assert len(run.rows()) == 7
+    events = result.asset_materializations_for_node(run.name)
     assert sorted(str(e.partition) for e in events) == [
         k for k in DAYS.get_partition_keys() if "2024-03-31" <= k <= "2024-04-04"
     ]
@@ -479,16 +460,16 @@ def test_a_range_of_partitions_in_one_run_is_one_commit(
     assert events[0].metadata["icedb/rows_written"].value == 5
 
 
-def test_a_downstream_partition_reads_those_that_it_is_mapped_to(materialize: Materialize, name: str) -> None:
-    asset = stamped(name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
+def test_a_downstream_partition_reads_its_mapped_partitions(run: AssetRun) -> None:
+    asset = stamped(run.name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
     ends = {"dagster/asset_partition_range_start": "2024-03-29", "dagster/asset_partition_range_end": "2024-04-02"}
-    materialize(asset, tags=ends)
-    seen: dict[str, list[str]] = {}
+    run(asset, tags=ends)
+    received: dict[str, list[str]] = {}
 
     def taking(key: str, definition: Any, mapping: Any) -> Any:
-        @dg.asset(key=key, partitions_def=definition, ins={"upstream": dg.AssetIn(name, partition_mapping=mapping)})
+        @dg.asset(key=key, partitions_def=definition, ins={"upstream": dg.AssetIn(run.name, partition_mapping=mapping)})
         def take(upstream: list) -> None:  # type: ignore[type-arg]
-            seen[key] = sorted(row["day"] for row in upstream)
+            received[key] = sorted(row["day"] for row in upstream)
 
         return take
 
@@ -497,135 +478,127 @@ def test_a_downstream_partition_reads_those_that_it_is_mapped_to(materialize: Ma
     last = dg.LastPartitionMapping()
     month, window = taking("month", berlin, None), taking("window", DAYS, previous)
     newest = taking("newest", None, last)
-    materialize(asset, month, selection=[month], partition_key="2024-03-01")
-    materialize(asset, window, selection=[window], partition_key="2024-03-31")
-    materialize(asset, newest, selection=[newest])
-    assert seen == {
+    run(asset, month, selection=[month], partition_key="2024-03-01")
+    run(asset, window, selection=[window], partition_key="2024-03-31")
+    run(asset, newest, selection=[newest])
+    assert received == {
         "month": ["2024-03-29", "2024-03-30", "2024-03-31"],
         "window": ["2024-03-30", "2024-03-31"],
         "newest": [],
     }
 
 
-def test_an_asset_without_partitions_reads_all_rows_of_one_that_has_some(materialize: Materialize, name: str) -> None:
-    """Late rows, those without a partition and those of a window that has not ended are nobody's, and there."""
-    found = ["2024-02-29", "2024-03-02", "2024-04-10", None]
-    asset = stamped(name, DAYS, {"partition_expr": "day", "icedb/mode": "append"}, lambda _: pa.table({"day": found}))
-    materialize(asset, partition_key="2024-03-02")
-    seen: list[list[dict[str, Any]]] = []
+def test_an_unpartitioned_asset_reads_all_rows_of_a_partitioned_one(run: AssetRun) -> None:
+    """Also late rows, rows without a partition, and rows of a window that has not ended."""
+    days = ["2024-02-29", "2024-03-02", "2024-04-10", None]
+    metadata = {"partition_expr": "day", "icedb/mode": "append"}
+    asset = stamped(run.name, DAYS, metadata, lambda _: pa.table({"day": days}))
+    run(asset, partition_key="2024-03-02")
+    received: list[list[dict[str, Any]]] = []
     mappings = [None, dg.AllPartitionMapping(), dg.SpecificPartitionsPartitionMapping(["2024-03-02"])]
-    takers = [taking(f"all_{n}", list, name, seen.append, partition_mapping=m) for n, m in enumerate(mappings)]
+    takers = [taking(f"all_{n}", list, run.name, received.append, partition_mapping=m) for n, m in enumerate(mappings)]
     for taker in takers:
-        materialize(asset, taker, selection=[taker])
-    assert [[row["day"] for row in sorted(rows, key=str)] for rows in seen] == [
-        sorted(found, key=str), sorted(found, key=str), ["2024-03-02"],
+        run(asset, taker, selection=[taker])
+    assert [[row["day"] for row in sorted(rows, key=str)] for rows in received] == [
+        sorted(days, key=str), sorted(days, key=str), ["2024-03-02"],
     ]  # fmt: skip
 
 
-def test_a_table_with_coarser_partitions_than_its_asset_is_only_appended_to(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
-    table = lake.table_or_create(name, partition_by=["CAST(date_trunc('month', ts) AS DATE) AS month"])
+def test_coarser_partitions_accept_only_appends(run: AssetRun) -> None:
+    table = run.lake.table_or_create(run.name, partition_by=["CAST(date_trunc('month', ts) AS DATE) AS month"])
     days = [datetime.fromisoformat(f"{key}T12:00:00") for key in DAYS.get_partition_keys()]
     table.insert(pa.table({"ts": days}))
     before = table.snapshot().id
     one = of_keys(ts=lambda key: datetime.fromisoformat(f"{key}T13:00:00"))
-    asset = stamped(name, DAYS, {"partition_expr": "month"}, one)
+    asset = stamped(run.name, DAYS, {"partition_expr": "month"}, one)
 
-    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(name)})
+    @dg.asset(partitions_def=DAYS, ins={"upstream": dg.AssetIn(run.name)})
     def reader(upstream: pa.Table) -> None:
         raise AssertionError
 
     for key in ("2024-03-01", "2024-03-02", "2024-03-31"):
         for selected in (asset, reader):
             with pytest.raises(InvalidOption, match=rf"'{key}' .* within a partition .*'month' is '.*date_trunc"):
-                materialize(asset, reader, selection=[selected], partition_key=key)
+                run(asset, reader, selection=[selected], partition_key=key)
     assert table.snapshot().id == before
-    result = materialize(asset, partition_key="2024-03-01", io={"mode": "append"})
-    assert "dagster/partition_row_count" not in told(result, name)
-    assert len(rows(lake, name)) == len(days) + 1
+    result = run(asset, partition_key="2024-03-01", io={"mode": "append"})
+    assert "dagster/partition_row_count" not in metadata_of(result, run.name)
+    assert len(run.rows()) == len(days) + 1
 
 
-def test_an_asset_that_depends_on_its_own_last_partition_begins_with_nothing(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_a_self_dependent_asset_begins_empty(run: AssetRun) -> None:
     last = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-    ins = {"given": dg.AssetIn(name, partition_mapping=last)}
+    ins = {"loaded": dg.AssetIn(run.name, partition_mapping=last)}
 
-    @dg.asset(key=name, partitions_def=DAYS, metadata={"partition_expr": "day"}, ins=ins)
-    def total(context: dg.AssetExecutionContext, given: list) -> Any:  # type: ignore[type-arg]
-        return [{"day": context.partition_key, "n": sum(row["n"] for row in given) + 1}]
+    @dg.asset(key=run.name, partitions_def=DAYS, metadata={"partition_expr": "day"}, ins=ins)
+    def total(context: dg.AssetExecutionContext, loaded: list) -> Any:  # type: ignore[type-arg]
+        return [{"day": context.partition_key, "n": sum(row["n"] for row in loaded) + 1}]
 
-    with pytest.raises(TableNotFound, match=r"_table\.json"):  # the day before is not there, and should be
-        materialize(total, partition_key="2024-03-02")
+    with pytest.raises(TableNotFound, match=r"_table\.json"):  # the day before is missing
+        run(total, partition_key="2024-03-02")
     for key in ("2024-03-01", "2024-03-02", "2024-03-03"):
-        materialize(total, partition_key=key)
-    assert rows(lake, name, "n") == [(1,), (2,), (3,)]
+        run(total, partition_key=key)
+    assert run.rows("n") == [(1,), (2,), (3,)]
 
     with_a_table = (duckdb.DuckDBPyRelation, icedb.Snapshot)
     for kind in [kind for kind in READ if kind not in with_a_table]:
-        given = inputs.empty(kind, table=name)
-        assert isinstance(given, kind)
-        assert READ[kind](given).to_pylist() == []
+        loaded = inputs.empty(kind, table=run.name)
+        assert isinstance(loaded, kind)
+        assert READ[kind](loaded).to_pylist() == []
     for kind in with_a_table:
         with pytest.raises(TableNotFound, match=rf"an empty .*{kind.__name__} cannot be made.*Table\.create"):
-            inputs.empty(kind, table=name)
+            inputs.empty(kind, table=run.name)
 
 
-def test_rows_outside_the_partition_are_refused_and_nothing_changes(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_rows_outside_the_partition_are_rejected(run: AssetRun) -> None:
     days = ["2024-03-02"]
-    asset = stamped(name, DAYS, {"partition_expr": "day"}, lambda _: pa.table({"day": days}))
-    materialize(asset, partition_key="2024-03-02")
-    before = lake.table(name).snapshot().id
+    asset = stamped(run.name, DAYS, {"partition_expr": "day"}, lambda _: pa.table({"day": days}))
+    run(asset, partition_key="2024-03-02")
+    before = run.table().snapshot().id
     days += ["2024-03-02", "2024-03-03", "2024-03-03"]
     with pytest.raises(InvalidBatch, match=r"2 of 4 rows are outside the partitions .* example in 'day=2024-03-03'"):
-        materialize(asset, partition_key="2024-03-02")
-    assert lake.table(name).snapshot().id == before
-    # Late events may be of any day: they are appended.
-    materialize(asset, partition_key="2024-03-02", io={"mode": "append"})
-    assert len(rows(lake, name)) == 5
+        run(asset, partition_key="2024-03-02")
+    assert run.table().snapshot().id == before
+    # An append accepts late events of any day.
+    run(asset, partition_key="2024-03-02", io={"mode": "append"})
+    assert len(run.rows()) == 5
 
 
-def test_an_output_without_rows_empties_only_if_told_and_only_its_partition(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_empty_outputs_clear_only_with_on_empty(run: AssetRun) -> None:
     nothing = pa.table({"day": pa.array([], pa.string())})
-    table = lake.table_or_create(name, partition_by=["day"])
+    table = run.lake.table_or_create(run.name, partition_by=["day"])
     table.insert(pa.table({"day": ["2024-03-02", "2024-03-03"]}))
     before = table.snapshot().id
 
-    def run(**metadata: str) -> None:
+    def attempt(**metadata: str) -> None:
         options = {f"icedb/{option}": value for option, value in metadata.items()}
-        asset = stamped(name, DAYS, {"partition_expr": "day", **options}, lambda _: nothing)
-        assert materialize(asset, partition_key="2024-03-02").success
+        asset = stamped(run.name, DAYS, {"partition_expr": "day", **options}, lambda _: nothing)
+        assert run(asset, partition_key="2024-03-02").success
 
     with pytest.raises(EmptyBatch, match=r'"icedb/on_empty": "clear"'):
-        run(mode="overwrite")
-    run(mode="append", on_empty="clear")
+        attempt(mode="overwrite")
+    attempt(mode="append", on_empty="clear")
     assert table.snapshot().id == before
-    for _ in range(2):  # the second time, there is nothing any more
-        run(on_empty="clear")
-        assert rows(lake, name) == [("2024-03-03",)]
+    for _ in range(2):  # the second time, the partition is empty
+        attempt(on_empty="clear")
+        assert run.rows() == [("2024-03-03",)]
     clear = {"on_empty": "clear"}
-    materialize(returning(name, nothing), returning("never_written", []), returning("whole", ONE), io=clear)
-    materialize(returning("whole", ONE.slice(0, 0)), io=clear)
-    assert [lake.table(key).snapshot().parts for key in (name, "never_written", "whole")] == [(), (), ()]
+    run(returning(run.name, nothing), returning("never_written", []), returning("whole", ONE), io=clear)
+    run(returning("whole", ONE.slice(0, 0)), io=clear)
+    assert [run.lake.table(key).snapshot().parts for key in (run.name, "never_written", "whole")] == [(), (), ()]
 
 
-def test_a_partitioned_asset_without_a_partition_or_with_a_column_that_is_not_there_overwrites_nothing(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
-    """An error in finding the partitions never becomes an overwrite of the whole table."""
-    lake.table_or_create(name, partition_by=["shop"]).insert(pa.table({"shop": ["north"], "day": ["2024-03-01"]}))
-    before = lake.table(name).snapshot().id
+def test_an_unresolved_partition_overwrites_nothing(run: AssetRun) -> None:
+    """An unresolved partition never becomes an overwrite of the whole table."""
+    batch = pa.table({"shop": ["north"], "day": ["2024-03-01"]})
+    run.lake.table_or_create(run.name, partition_by=["shop"]).insert(batch)
+    before = run.table().snapshot().id
 
     def refused(message: str, metadata: dict[str, Any], definition: Any = DAYS, **options: Any) -> None:
-        asset = stamped(name, definition, metadata, lambda _: pa.table({"shop": ["north"], "day": ["2024-03-01"]}))
+        asset = stamped(run.name, definition, metadata, lambda _: batch)
         with pytest.raises((InvalidOption, InvalidPartitionExpression), match=message):
-            materialize(asset, **options)
-        assert lake.table(name).snapshot().id == before
+            run(asset, **options)
+        assert run.table().snapshot().id == before
 
     day = {"partition_key": "2024-03-01"}
     both = dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS})
@@ -637,24 +610,20 @@ def test_a_partitioned_asset_without_a_partition_or_with_a_column_that_is_not_th
     refused("the run has no partition", {"partition_expr": "shop"})
 
 
-def test_an_hour_that_comes_twice_cannot_be_replaced_by_wall_time_and_can_be_appended_to(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_an_ambiguous_hour_accepts_only_appends(run: AssetRun) -> None:
     wall = of_keys(hour=lambda key: datetime.fromisoformat("2024-10-27T02:00:00"))
-    asset = stamped(name, HOURS, {"partition_expr": "hour"}, wall)
+    asset = stamped(run.name, HOURS, {"partition_expr": "hour"}, wall)
     twice = {"partition_key": "2024-10-27-02:00+0100"}
-    for appended in range(2):  # the table does not know the column's type at first
+    for appended in range(2):  # at first, the table has no type for the column
         with pytest.raises(InvalidOption, match="occurs twice in Europe/Berlin"):
-            materialize(asset, **twice)
-        assert len(lake.table(name).snapshot().parts) == appended
-        result = materialize(asset, io={"mode": "append"}, **twice)
-        assert "dagster/partition_row_count" not in told(result, name)
-    assert len(rows(lake, name)) == 2
+            run(asset, **twice)
+        assert len(run.table().snapshot().parts) == appended
+        result = run(asset, io={"mode": "append"}, **twice)
+        assert "dagster/partition_row_count" not in metadata_of(result, run.name)
+    assert len(run.rows()) == 2
 
 
-def test_a_table_may_have_finer_partitions_than_its_asset(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
+def test_a_table_may_have_finer_partitions(run: AssetRun) -> None:
     metadata = {
         "partition_expr": "strftime(ts, '%Y-%m-%d') AS day",
         "partition_by": ["strftime(ts, '%Y-%m-%d') AS day", "user % 2 AS bucket"],
@@ -664,21 +633,19 @@ def test_a_table_may_have_finer_partitions_than_its_asset(
         noons = [datetime.fromisoformat(f"{key[:8]}{day}T12:00:00") for key in keys for day in ("05", "06")]
         return [{"ts": noon, "user": user} for noon in noons for user in range(4)]
 
-    asset = stamped(name, MONTHS, metadata, two_days)
+    asset = stamped(run.name, MONTHS, metadata, two_days)
     for key in ("2024-02-01", "2024-03-01", "2024-02-01"):
-        materialize(asset, partition_key=key)
-    assert lake.table(name).snapshot().rows == 16
-    assert len(lake.table(name).snapshot().partitions()) == 8
+        run(asset, partition_key=key)
+    assert run.table().snapshot().rows == 16
+    assert len(run.table().snapshot().partitions()) == 8
 
 
 # ------------------------------------------------------------------------------------------ exactly once
 
 
 @on_postgres
-def test_appends_are_exactly_once_across_step_retries(
-    materialize: Materialize, lake: IceDBResource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step fails after the first output's commit; and once when the store's answer to the commit was lost."""
+def test_appends_are_exactly_once_across_step_retries(run: AssetRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step fails after the first output's commit, and once after a lost response to a commit."""
     tries: list[int] = []
     append = {"icedb/mode": "append"}
 
@@ -703,19 +670,19 @@ def test_appends_are_exactly_once_across_step_retries(
         return commit
 
     monkeypatch.setattr(icedb.Table, "insert", losing)
-    result = materialize(both)
+    result = run(both)
     assert (len(tries), len(lost)) == (3, 1)
-    assert rows(lake, "first") == [(1,), (100,)]
-    assert rows(lake, "second") == [(1,)]
+    assert rows(run.lake, "first") == [(1,), (100,)]
+    assert rows(run.lake, "second") == [(1,)]
     events = {e.asset_key.path[0]: e.metadata for e in result.asset_materializations_for_node("both")}
     assert {key: event["icedb/repeated"].value for key, event in events.items()} == {"first": True, "second": True}
     assert events["first"]["icedb/rows_written"].value == 0
-    assert materialize(both).success  # a new run adds again
-    assert len(rows(lake, "first")) == 4
+    assert run(both).success  # a new run adds again
+    assert len(rows(run.lake, "first")) == 4
 
 
 EVENTS = dg.DailyPartitionsDefinition("2024-03-01", end_date="2024-04-01")
-#: The lake of the job below, which Dagster makes anew for each run, and the partitions whose second asset fails.
+#: The lake of the job below, which Dagster constructs for each run, and the partitions whose second asset fails.
 JOB_ROOT: list[str] = []
 JOB_FAILS: list[str] = []
 
@@ -740,9 +707,7 @@ def events_job() -> dg.JobDefinition:
 
 
 @on_postgres
-def test_appends_are_exactly_once_across_re_execution_from_failure_and_once_for_each_partition(
-    instance: dg.DagsterInstance, lake: IceDBResource
-) -> None:
+def test_appends_are_exactly_once_across_re_execution(instance: dg.DagsterInstance, lake: IceDBResource) -> None:
     JOB_ROOT[:] = [lake.root]
     job = dg.reconstructable(events_job)
 
@@ -755,24 +720,24 @@ def test_appends_are_exactly_once_across_re_execution_from_failure_and_once_for_
     assert [success for _, success in runs.values()] == [True, False]
     assert len(rows(lake, "events")) == 2
     failed = runs["2024-03-02"][0]
-    # The whole run once more, as when the append itself could not be known to have succeeded; then from the failure.
+    # The whole run again, as after an append with an unknown outcome, then from the failure.
     again, success = run("2024-03-02", reexecution_options=dg.ReexecutionOptions(parent_run_id=failed))
     assert not success
     JOB_FAILS.clear()
     last, success = run("2024-03-02", reexecution_options=dg.ReexecutionOptions.from_failure(again, instance))
     assert success
-    found = rows(lake, "events", "day, run")
-    assert found == [("2024-03-01", runs["2024-03-01"][0]), ("2024-03-02", failed)]
-    assert rows(lake, "after_events", "day, run") == found
+    stored_rows = rows(lake, "events", "day, run")
+    assert stored_rows == [("2024-03-01", runs["2024-03-01"][0]), ("2024-03-02", failed)]
+    assert rows(lake, "after_events", "day, run") == stored_rows
     stored = instance.get_run_by_id(last)
     assert stored is not None
     assert stored.root_run_id == failed
 
 
-def test_a_transaction_s_name_is_short_and_differs_for_each_partition_run_and_step() -> None:
+def test_transaction_names_are_short_and_distinct() -> None:
     names = [
-        outputs.transaction(*given)[0]
-        for given in (
+        outputs.transaction(*arguments)[0]
+        for arguments in (
             ("run", "step", ()),
             ("run", "other", ()),
             ("again", "step", ()),
@@ -790,59 +755,53 @@ def test_a_transaction_s_name_is_short_and_differs_for_each_partition_run_and_st
 # ------------------------------------------------------------------------------------------ Spark
 
 
-def test_a_spark_input_without_a_session_says_what_is_missing(
-    materialize: Materialize, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_inputs_require_a_session(run: AssetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     pyspark = pytest.importorskip("pyspark.sql")
-    # The process may have the session that the tests of Spark share.
+    # The process may have the session of the tests of Spark.
     monkeypatch.setattr(pyspark.SparkSession, "getActiveSession", lambda: None)
-    numbers = returning(name, ONE)
+    numbers = returning(run.name, ONE)
 
-    materialize(numbers)
-    wants_spark = taking("wants_spark", pyspark.DataFrame, name, print)
+    run(numbers)
+    wants_spark = taking("wants_spark", pyspark.DataFrame, run.name, print)
     with pytest.raises(InvalidOption, match="PySparkResource"):
-        materialize(numbers, wants_spark, selection=[wants_spark])
+        run(numbers, wants_spark, selection=[wants_spark])
 
 
 @pytest.mark.slow(seconds=60)
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_spark_frames_go_in_and_out(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
+def test_spark_frames_are_inputs_and_outputs(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     run_script("spark/spark_assets.py", lake.root, str(tmp_path / "result.json"))
-    told = json.loads((tmp_path / "result.json").read_text())
-    assert told["success"] == {"first": True, "again": True, "days": True, "empty": False}
-    assert "EmptyBatch" in told["failure"]
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert report["success"] == {"first": True, "again": True, "days": True, "empty": False}
+    assert "EmptyBatch" in report["failure"]
     wall = datetime(2024, 1, 2, 3, 4, 5)
     assert rows(lake, "spark_numbers") == [(n, wall, n % 2) for n in range(10)]
     assert lake.table("spark_numbers").spec.sort_by == ("n",)
     assert rows(lake, "spark_squares", "square, wall, parity") == [(n * n, wall, n % 2) for n in range(10)]
     assert rows(lake, "counts", "squares, numbers") == [(10, 10)]
     assert lake.table("spark_nothing").snapshot().parts == ()
-    # Tried twice in each of two runs: the step failed after the commit.
+    # Two attempts in each of two runs: the step failed after the commit.
     assert rows(lake, "spark_growing") == [(n,) for n in (0, 0, 1, 1, 2, 2)]
-    assert told["repeated"] == [True, True]
-    # Two days, the first of them twice; the copies are of their own day alone.
+    assert report["repeated"] == [True, True]
+    # Two days, the first of them twice. Each copy has its own day.
     assert rows(lake, "spark_daily", "strftime(day, '%d'), version") == [("01", 3), ("02", 2)]
     assert rows(lake, "spark_copies", "strftime(day, '%d'), version") == [("01", 1), ("01", 3), ("02", 2)]
     assert lake.table("spark_copies").schema() == {"day": "DATE", "version": "INTEGER"}
 
 
 @pytest.mark.parametrize("nothing", [[], pa.table({}), pd.DataFrame()], ids=["list", "Table", "DataFrame"])
-def test_the_first_partition_of_an_asset_may_be_empty(
-    materialize: Materialize, lake: IceDBResource, name: str, nothing: Any
-) -> None:
+def test_the_first_partition_may_be_empty(run: AssetRun, nothing: Any) -> None:
     metadata = {"partition_expr": "day", "sort_by": ["n"], "icedb/on_empty": "clear"}
     daily = dg.StaticPartitionsDefinition(["monday", "tuesday"])
-    assert materialize(returning(name, lambda: nothing, metadata, partitions_def=daily), partition_key="monday").success
-    assert lake.table(name).snapshot().parts == ()
+    assert run(returning(run.name, lambda: nothing, metadata, partitions_def=daily), partition_key="monday").success
+    assert run.table().snapshot().parts == ()
 
 
-def test_a_batch_without_rows_of_another_table_does_not_empty_this_one(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
-    materialize(returning(name, ONE))
-    other = lake.table_or_create(f"{name}_other")
+def test_another_table_s_empty_batch_clears_nothing(run: AssetRun) -> None:
+    run(returning(run.name, ONE))
+    other = run.lake.table_or_create(f"{run.name}_other")
 
     def batches() -> Iterator[pa.RecordBatch]:
         other.overwrite([])
@@ -850,5 +809,5 @@ def test_a_batch_without_rows_of_another_table_does_not_empty_this_one(
 
     reader = pa.RecordBatchReader.from_batches(ONE.schema, batches())
     with pytest.raises(Exception, match="the batch has no rows"):
-        materialize(returning(name, lambda: reader, {"icedb/on_empty": "clear"}))
-    assert rows(lake, name) == [(1,)]
+        run(returning(run.name, lambda: reader, {"icedb/on_empty": "clear"}))
+    assert run.rows() == [(1,)]

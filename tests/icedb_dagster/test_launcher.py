@@ -1,6 +1,5 @@
-"""What the run launcher tells run monitoring of workers, from real code servers. Dead ones: `test_dagster_faults`."""
+"""The health of workers that the run launcher reports, with real code servers. `test_faults.py` has dead ones."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import WorkerStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
@@ -28,6 +26,7 @@ from icedb_dagster import launcher as launchers
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
 from icedb_dagster.dev.stack.ports import free_port
 from icedb_dagster.launcher import LAUNCHED_TAG, MonitoredRunLauncher
+from tests.support.processes import run_python
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
@@ -37,7 +36,7 @@ CODE = "import dagster as dg\ndefs = dg.Definitions()\n"
 
 @contextmanager
 def serving(folder: Path, *command: str) -> Iterator[dict[str, Any]]:
-    """A code server, as a run's tag has its address."""
+    """Return the address of a code server, as in a run's tag."""
     port = free_port()
     (folder / "nothing.py").write_text(CODE)
     command = (sys.executable, "-m", "dagster", *command, "--host=127.0.0.1", f"--port={port}", "-f", "nothing.py")
@@ -62,7 +61,7 @@ def answers(port: int) -> bool:
 
 
 def run_at(address: dict[str, Any], *, host: str | None = None) -> Any:
-    """A started run whose worker a code server has started."""
+    """Return a started run whose worker a code server has started."""
     run_id = str(uuid.uuid4())
     tags = {GRPC_INFO_TAG: json.dumps(address), LAUNCHED_TAG: f"{run_id[:8]}@{host or socket.gethostname()}"}
     return dg.DagsterRun(job_name="job", run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
@@ -70,7 +69,7 @@ def run_at(address: dict[str, Any], *, host: str | None = None) -> Any:
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, float], Any]:
-    """What a launcher of 60 seconds says of a run at a moment."""
+    """Return a function that checks a run with a launcher of 60 seconds at a time."""
     launcher = MonitoredRunLauncher()
 
     def at(run: Any, now_s: float) -> Any:
@@ -80,20 +79,18 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, float], Any]:
     return at
 
 
-def test_a_run_that_its_code_server_does_not_know_fails_after_a_minute(
-    tmp_path: Path, look: Callable[[Any, float], Any]
-) -> None:
+def test_a_run_unknown_to_its_code_server_fails(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
     with serving(tmp_path, "api", "grpc") as address:
         run = run_at(address)
         assert [look(run, now).status for now in (1000, 1030, 1059)] == [WorkerStatus.RUNNING] * 3
-        found = look(run, 1060)
-    assert found.status is WorkerStatus.FAILED
-    assert found.msg == (
+        health = look(run, 1060)
+    assert health.status is WorkerStatus.FAILED
+    assert health.msg == (
         f"The worker is gone: the code server at 127.0.0.1:{address['port']} does not know it, for 60 s"
     )
 
 
-def test_a_run_whose_code_server_is_away_fails_after_a_minute_unless_it_comes_back(
+def test_a_run_fails_after_a_minute_without_its_code_server(
     tmp_path: Path, look: Callable[[Any, float], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_at({"host": "localhost", "socket": str(tmp_path / "gone")})
@@ -103,15 +100,13 @@ def test_a_run_whose_code_server_is_away_fails_after_a_minute_unless_it_comes_ba
         assert look(run, 1059) == (WorkerStatus.RUNNING, None, None, None)
     assert look(run, 1060).status is WorkerStatus.RUNNING
     assert look(run, 1119).status is WorkerStatus.RUNNING
-    found = look(run, 1120)
-    assert found.status is WorkerStatus.FAILED
-    assert "its code server at" in found.msg
-    assert "gone cannot be reached, for 60 s" in found.msg
+    health = look(run, 1120)
+    assert health.status is WorkerStatus.FAILED
+    assert "its code server at" in health.msg
+    assert "gone cannot be reached, for 60 s" in health.msg
 
 
-def test_a_proxy_that_cannot_say_what_runs_there_are_fails_none(
-    tmp_path: Path, look: Callable[[Any, float], Any]
-) -> None:
+def test_a_proxy_code_server_fails_no_run(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
     with serving(tmp_path, "code-server", "start") as address:
         assert [look(run_at(address), now).status for now in (1000, 2000)] == [WorkerStatus.RUNNING] * 2
 
@@ -126,11 +121,11 @@ def test_a_proxy_that_cannot_say_what_runs_there_are_fails_none(
     ],
     ids=["no code server", "socket elsewhere", "loopback elsewhere", "executed again by a script"],
 )
-def test_of_what_cannot_be_seen_from_here_nothing_is_concluded(run: Any, look: Callable[[Any, float], Any]) -> None:
+def test_runs_of_other_machines_stay_running(run: Any, look: Callable[[Any, float], Any]) -> None:
     assert [look(run, now).status for now in (1000, 5000)] == [WorkerStatus.RUNNING] * 2
 
 
-def test_runs_that_ended_by_themselves_are_forgotten(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
+def test_ended_runs_are_forgotten(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
     away = {"host": "localhost", "socket": str(tmp_path / "gone")}
     ended, begun = run_at(away), run_at(away)
     look(ended, 1000)
@@ -139,7 +134,7 @@ def test_runs_that_ended_by_themselves_are_forgotten(tmp_path: Path, look: Calla
     assert look(begun, 10_060).status is WorkerStatus.FAILED
 
 
-def test_the_packaged_instance_has_it_and_its_setting_is_checked(tmp_path: Path) -> None:
+def test_the_packaged_instance_has_the_launcher_and_validates_its_setting(tmp_path: Path) -> None:
     packaged = PACKAGED_CONFIG.read_text()
     assert "class: MonitoredRunLauncher" in packaged
     home = tmp_path / "dagster.yaml"
@@ -157,7 +152,6 @@ def test_the_packaged_instance_has_it_and_its_setting_is_checked(tmp_path: Path)
         assert instance.run_launcher
 
 
-def test_dagster_s_own_processes_load_neither_arrow_nor_duckdb_for_it() -> None:
+def test_the_launcher_imports_neither_arrow_nor_duckdb() -> None:
     code = "import sys, icedb_dagster.launcher; print(sorted({'pyarrow', 'duckdb', 'boto3'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert run_python("-c", code).stdout == "[]\n"

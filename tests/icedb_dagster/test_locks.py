@@ -1,6 +1,5 @@
-"""A table's pool on a real instance: made before its first use, held by whoever works, by one run at a time."""
+"""A table's pool on a real instance: it exists before its first use, and one run at a time holds it."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import threading
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from dagster._core.storage.event_log.schema import ConcurrencySlotsTable
 
 import icedb
@@ -22,14 +20,16 @@ from icedb_dagster.locking.table_lock import check_pool_held
 from icedb_dagster.maintenance import definitions
 from icedb_dagster.maintenance.verbs import VERBS
 from tests.support.dagster.dagster_instance import run_script
-from tests.support.dagster.dagster_jobs import dated, maintain
+from tests.support.dagster.dagster_jobs import TableJobs, dated, maintain
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance", "tests.support.dagster.dagster_jobs"]
 
 MERGE = "merge_newest"
-#: What each exclusive job calls of the table, and the config that it needs.
+#: The parts of a table with one partition.
+THREE_PARTS = ["2024-01-01"] * 3
+#: The method of the table that each exclusive job calls, and the required config.
 WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
     "merge_newest": ("merge", {}),
     "merge_oldest": ("merge", {}),
@@ -43,23 +43,13 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def three_parts(lake: IceDBResource, name: str) -> icedb.Table:
-    """A table with one partition."""
-    return dated(lake, name, *["2024-01-01"] * 3)
-
-
 @pytest.mark.parametrize(("verb", "limit"), [*((verb, None) for verb in WORK), (MERGE, 5)])
-def test_every_exclusive_job_holds_the_only_slot_of_a_fresh_pool_or_of_one_with_another_limit(
-    instance: dg.DagsterInstance,
-    lake: IceDBResource,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
-    limit: int | None,
+def test_every_exclusive_job_holds_the_only_slot_of_its_pool(
+    jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, verb: str, limit: int | None
 ) -> None:
     assert set(WORK) == {v.name for v in VERBS if v.exclusive} | {"ttl"}
-    three_parts(lake, name)
-    storage, pool = instance.event_log_storage, icedb_pool(name)
+    jobs.dated(*THREE_PARTS)
+    storage, pool = jobs.instance.event_log_storage, icedb_pool(jobs.name)
     assert pool not in storage.get_concurrency_keys()
     if limit is not None:
         storage.set_concurrency_slots(pool, limit)
@@ -75,22 +65,20 @@ def test_every_exclusive_job_holds_the_only_slot_of_a_fresh_pool_or_of_one_with_
             during.append(storage.get_concurrency_info(pool))
 
     monkeypatch.setattr(icedb.Table, method, looking)
-    if verb == "restore":  # there is no such time, and the slot is free again after the error
+    if verb == "restore":  # an invalid time; the slot is free again after the error
         with pytest.raises(InvalidOption):
-            maintain(instance, lake, name, verb, **config)
+            jobs.run(verb, **config)
     else:
-        assert maintain(instance, lake, name, verb, **config).success
+        assert jobs.run(verb, **config).success
     assert len(during) >= 2
     for info in during:
         assert info.slot_count == 1
-        assert [slot.step_key for slot in info.claimed_slots] == [f"{name}_{verb}_work"]
+        assert [slot.step_key for slot in info.claimed_slots] == [f"{jobs.name}_{verb}_work"]
     after = storage.get_concurrency_info(pool)
     assert (after.slot_count, after.claimed_slots, after.pending_steps) == (1, [], [])
 
 
-def test_a_pool_that_many_runs_use_first_at_the_same_moment_has_the_limit_one(
-    instance: dg.DagsterInstance, name: str
-) -> None:
+def test_a_pool_that_many_runs_create_concurrently_has_the_limit_one(instance: dg.DagsterInstance, name: str) -> None:
     runs, errors = 8, []
 
     def ensure(pool: str, barrier: threading.Barrier) -> None:
@@ -112,20 +100,13 @@ def test_a_pool_that_many_runs_use_first_at_the_same_moment_has_the_limit_one(
     assert errors == []
 
 
-def test_an_instance_without_pools_is_refused(lake: IceDBResource, name: str) -> None:
-    table = three_parts(lake, name)
-    with dg.DagsterInstance.ephemeral() as ephemeral, pytest.raises(PoolNotExclusive, match="icedb-dagster up"):
-        maintain(ephemeral, lake, name, MERGE)
-    assert len(table.snapshot().parts) == 3
-
-
-def test_an_instance_whose_pools_hold_runs_instead_of_steps_is_refused(
+def test_an_instance_with_pools_of_run_granularity_is_rejected(
     environment: dict[str, str], lake: IceDBResource, name: str, tmp_path: Path
 ) -> None:
     ours = (Path(environment["DAGSTER_HOME"]) / "dagster.yaml").read_text()
     assert "granularity: op" in ours
     (tmp_path / "dagster.yaml").write_text(ours.replace("granularity: op", "granularity: run"))
-    table = three_parts(lake, name)
+    table = dated(lake, name, *THREE_PARTS)
     with (
         dg.DagsterInstance.from_config(str(tmp_path)) as by_run,
         pytest.raises(PoolNotExclusive, match=r"taken by no run.*granularity: op"),
@@ -135,12 +116,11 @@ def test_an_instance_whose_pools_hold_runs_instead_of_steps_is_refused(
 
 
 @pytest.mark.parametrize("after_s", [0, 0.2])
-def test_a_run_whose_slot_dagster_gave_away_twice_waits_for_the_other(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str, monkeypatch: pytest.MonkeyPatch, after_s: float
-) -> None:
-    """What Dagster does on Postgres when two runs ask at the same moment: the second overwrites the first's name."""
-    table = three_parts(lake, name)
-    storage, pool, rival, step = instance.event_log_storage, icedb_pool(name), "the-rival", f"{name}_{MERGE}_work"
+def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
+    """On Postgres, the second of two concurrent claims overwrites the first, as simulated here."""
+    table = jobs.dated(*THREE_PARTS)
+    storage, pool = jobs.instance.event_log_storage, icedb_pool(jobs.name)
+    rival, step = "the-rival", f"{jobs.name}_{MERGE}_work"
     events: list[str] = []
     threads: list[threading.Timer] = []
 
@@ -173,7 +153,7 @@ def test_a_run_whose_slot_dagster_gave_away_twice_waits_for_the_other(
     monkeypatch.setattr(definitions, "check_pool_held", check)
     monkeypatch.setattr(icedb.Table, "merge", merging)
     try:
-        assert maintain(instance, lake, name, MERGE).success
+        assert jobs.run(MERGE).success
     finally:
         for thread in threads:
             thread.join()
@@ -182,20 +162,18 @@ def test_a_run_whose_slot_dagster_gave_away_twice_waits_for_the_other(
     assert storage.get_concurrency_info(pool).claimed_slots == []
 
 
-def test_a_run_that_waits_does_not_ask_dagster_and_tells_for_whom_it_waits(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    """Dagster's in-process executor would take a whole core for the waiting."""
-    table = three_parts(lake, name)
-    storage, pool = instance.event_log_storage, icedb_pool(name)
-    ensure_pool(instance, pool)
+def test_a_waiting_run_does_not_poll_dagster_and_logs_the_holder(jobs: TableJobs) -> None:
+    """Dagster's in-process executor would use a whole core while it waits."""
+    table = jobs.dated(*THREE_PARTS)
+    storage, pool = jobs.instance.event_log_storage, icedb_pool(jobs.name)
+    ensure_pool(jobs.instance, pool)
     assert storage.claim_concurrency_slot(pool, "the-rival", "work").is_claimed
-    waiting = threading.Thread(target=maintain, args=(instance, lake, name, MERGE))
+    waiting = threading.Thread(target=maintain, args=(jobs.instance, jobs.lake, jobs.name, MERGE))
     waiting.start()
     try:
-        [run] = wait_until(lambda: instance.get_runs(dg.RunsFilter(job_name=f"{name}_{MERGE}")), "run")
-        told = f"waiting for the pool {pool}, which run the-rival holds"
-        wait_until(lambda: any(e.user_message == told for e in instance.all_logs(run.run_id)), told)
+        [run] = wait_until(lambda: jobs.instance.get_runs(dg.RunsFilter(job_name=f"{jobs.name}_{MERGE}")), "run")
+        message = f"waiting for the pool {pool}, which run the-rival holds"
+        wait_until(lambda: any(e.user_message == message for e in jobs.instance.all_logs(run.run_id)), message)
         assert [step.run_id for step in storage.get_concurrency_info(pool).pending_steps] == ["the-rival"]
         assert len(table.snapshot().parts) == 3
     finally:
@@ -205,12 +183,12 @@ def test_a_run_that_waits_does_not_ask_dagster_and_tells_for_whom_it_waits(
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(seconds=30))])
-def test_unqueued_runs_of_one_table_never_overlap_and_those_of_another_go_on(
+def test_unqueued_runs_of_one_table_never_overlap(
     environment: dict[str, str], instance: dg.DagsterInstance, lake: IceDBResource, tmp_path: Path, count: int
 ) -> None:
     busy, other = f"busy_{count}", f"other_{count}"  # a new pool for each case
     for table in (busy, other):
-        three_parts(lake, table)
+        dated(lake, table, *THREE_PARTS)
         assert icedb_pool(table) not in instance.event_log_storage.get_concurrency_keys()
     tables = [busy] * count + [other] * 2
     task = {"root": lake.root, "tables": tables, "verb": MERGE, "hold_s": 0.3, "folder": str(tmp_path)}

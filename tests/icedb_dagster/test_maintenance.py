@@ -1,12 +1,9 @@
-"""A table's maintenance as Dagster jobs, on a real instance: what each does, what it reports, what it leaves alone."""
+"""Maintenance jobs of a table on a real instance: their effects and their metadata."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -18,7 +15,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
@@ -32,14 +28,16 @@ from icedb.errors import (
     SnapshotExpired,
     TableNotFound,
 )
+from icedb.operations.rewrite import merge_loop
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table, open_table
 from icedb_dagster import IceDBResource, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
 from tests.support.dagster.dagster_instance import ONE, rows, run_script
-from tests.support.dagster.dagster_jobs import dated, definitions, maintain, run_job
+from tests.support.dagster.dagster_jobs import TableJobs, dated, definitions, maintain, run_job
+from tests.support.processes import run_python
 from tests.support.programs.watch_program import WatchProgram
 
 pytestmark = pytest.mark.dagster
-pytest_plugins = ["tests.support.dagster.dagster_instance"]
+pytest_plugins = ["tests.support.dagster.dagster_instance", "tests.support.dagster.dagster_jobs"]
 
 SCHEDULED = ["merge_newest", "merge_oldest", "merge_log", "cleanup", "ttl", "orphans", "verify"]
 BY_HAND = ["rewrite", "delete", "restore"]
@@ -47,22 +45,15 @@ TTL = TimeToLive("d", keep_days=30)
 DAY = "2024-01-01"
 
 
-def told(instance: dg.DagsterInstance, table: str) -> dict[str, Any]:
-    """The metadata of the newest observation of a table: name -> value."""
-    event = instance.fetch_observations(dg.AssetKey(table), limit=1).records[0].asset_observation
-    assert event is not None
-    return {name: value.value for name, value in event.metadata.items()}
-
-
 def stored(table: icedb.Table) -> dict[str, int]:
-    """Every object of a table, with its size."""
+    """Return the size of every object of a table."""
     return {i.key: i.bytes for i in table.handle.store.list("")}
 
 
 # ------------------------------------------------------------------------------------------ definitions
 
 
-def test_a_table_gets_ten_jobs_and_stopped_schedules_for_those_that_need_no_words(lake: IceDBResource) -> None:
+def test_a_table_gets_ten_jobs_and_stopped_schedules(lake: IceDBResource) -> None:
     defs = definitions(lake, "events", ttl=TTL)
     dg.Definitions.validate_loadable(defs)
     schedules = {schedule.name: schedule for schedule in defs.schedules or ()}
@@ -77,7 +68,7 @@ def test_a_table_gets_ten_jobs_and_stopped_schedules_for_those_that_need_no_word
         assert pool == (None if verb == "verify" else icedb_pool("events")), verb
 
 
-def test_what_a_table_does_not_need_is_left_out_and_what_does_not_exist_refused(lake: IceDBResource) -> None:
+def test_unneeded_definitions_are_omitted_and_unknown_options_rejected(lake: IceDBResource) -> None:
     none = {f"{verb}_cron": None for verb in SCHEDULED}
     quiet = build_table_definitions("events", **{**none, "verify_cron": "0 0 * * 0"})
     assert [s.name for s in quiet.schedules or ()] == ["events_verify_schedule"]
@@ -96,31 +87,36 @@ def test_what_a_table_does_not_need_is_left_out_and_what_does_not_exist_refused(
 
 
 LOADING = """
-import socket, sys, time
+import cProfile, pstats, socket
 
 def refuse(*_):
-    raise AssertionError("definitions must load without asking anybody")
+    raise AssertionError("a connection while definitions load")
 
 import dagster as dg
 import icedb_dagster
 
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-began = time.process_time()
 lake = icedb_dagster.IceDBResource(root="s3://lake/events", storage_options={"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
-tables = [icedb_dagster.build_table_definitions(["team", f"t{n}"], ttl=icedb_dagster.TimeToLive("d", keep_days=30))
-          for n in range(200)]
-defs = dg.Definitions.merge(*tables, dg.Definitions(resources={"icedb": lake}))
-jobs = defs.get_repository_def().get_all_jobs()
-print(len(jobs), time.process_time() - began)
+ttl = icedb_dagster.TimeToLive("d", keep_days=30)
+
+def load(tables):
+    made = [icedb_dagster.build_table_definitions(["team", f"t{n}"], ttl=ttl) for n in range(tables)]
+    defs = dg.Definitions.merge(*made, dg.Definitions(resources={"icedb": lake}))
+    return len(defs.get_repository_def().get_all_jobs())
+
+load(1)  # what is imported and cached once
+for tables in (10, 100):
+    profile = cProfile.Profile()
+    print(profile.runcall(load, tables), pstats.Stats(profile).total_calls)
 """
 
 
-def test_the_definitions_of_two_hundred_tables_load_in_five_seconds_and_ask_nobody() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, check=False, text=True)
-    assert done.returncode == 0, done.stderr
-    jobs, seconds = done.stdout.split()
-    assert int(jobs) == 200 * len(SCHEDULED + BY_HAND)
-    assert float(seconds) < 5, "processor time, so what else runs here does not count"
+def test_loading_definitions_is_linear_in_the_tables_and_makes_no_connection() -> None:
+    (few_jobs, few_calls), (many_jobs, many_calls) = (
+        map(int, line.split()) for line in run_python("-c", LOADING).stdout.splitlines()
+    )
+    assert (few_jobs, many_jobs) == (10 * len(SCHEDULED + BY_HAND), 100 * len(SCHEDULED + BY_HAND))
+    assert many_calls < 11 * few_calls, "calls of functions"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def test_a_key_of_several_parts_gives_jobs_and_a_pool(
 
 
 def configs(then_ms: int) -> dict[str, dict[str, Any]]:
-    """What each job is told in the tests; none has less than it needs."""
+    """Return a complete config for each job."""
     return {
         "merge_newest": {},
         "merge_oldest": {},
@@ -155,32 +151,30 @@ def configs(then_ms: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_job_that_changes_a_table_can_be_tried_dry_and_then_changes_nothing(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = dated(lake, name, DAY, DAY, "2024-03-01")
+def test_a_dry_run_of_any_job_changes_nothing(jobs: TableJobs) -> None:
+    table = jobs.dated(DAY, DAY, "2024-03-01")
     then_ms = table.snapshot().as_of_ms
     table.drop_partitions(["d=2024-03-01"])
-    dated(lake, name, "2024-03-01")
+    jobs.dated("2024-03-01")
     before = stored(table)
     for verb, config in configs(then_ms).items():
-        maintain(instance, lake, name, verb, **config, dry_run=True)
-        metadata = told(instance, name)
+        jobs.run(verb, **config, dry_run=True)
+        metadata = jobs.metadata()
         assert "| dry run | yes: nothing was changed |" in metadata[verb], verb
         assert metadata["icedb/live_parts"] == 3
     assert stored(table) == before
-    maintain(instance, lake, name, "verify")
+    jobs.run("verify")
     assert stored(table) == before
-    assert "| result | sound |" in told(instance, name)["verify"]
+    assert "| result | sound |" in jobs.metadata()["verify"]
 
 
-def test_with_the_claim_alone_jobs_run_where_no_pool_can_hold_them(lake: IceDBResource, name: str) -> None:
+def test_jobs_with_the_claim_alone_need_no_pool(lake: IceDBResource, name: str) -> None:
     table = dated(lake, name, DAY, DAY)
     with dg.DagsterInstance.ephemeral() as ephemeral:
         with pytest.raises(PoolNotExclusive, match="icedb-dagster up"):
             maintain(ephemeral, lake, name, "merge_oldest")
         assert len(table.snapshot().parts) == 2
-        maintain(ephemeral, lake, name, "verify")  # changes nothing, and holds nothing
+        maintain(ephemeral, lake, name, "verify")  # needs no pool
         defs = definitions(lake, name, lock="claim")
         assert run_job(ephemeral, defs, f"{name}_merge_oldest").success
     assert len(table.snapshot().parts) == 1
@@ -188,14 +182,12 @@ def test_with_the_claim_alone_jobs_run_where_no_pool_can_hold_them(lake: IceDBRe
     assert [(node.name, node.definition.pool) for node in job.nodes] == [(f"{name}_merge_oldest_work", None)]
 
 
-def test_an_empty_table_is_left_empty_and_a_missing_one_said_to_be_missing(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
+def test_an_empty_table_stays_empty_and_a_missing_one_is_an_error(jobs: TableJobs) -> None:
     with pytest.raises(TableNotFound):
-        maintain(instance, lake, name, "merge_oldest")
-    table = lake.table_or_create(name, partition_by=["d"])
+        jobs.run("merge_oldest")
+    table = jobs.lake.table_or_create(jobs.name, partition_by=["d"])
     for verb in SCHEDULED:
-        assert maintain(instance, lake, name, verb).success
+        assert jobs.run(verb).success
     assert table.snapshot().log_files == 0
 
 
@@ -203,7 +195,7 @@ def test_an_empty_table_is_left_empty_and_a_missing_one_said_to_be_missing(
     ("verb", "config", "error", "message"),
     [
         ("merge_newest", {"odrer": "oldest"}, dg.DagsterInvalidConfigError, "odrer"),
-        ("merge_newest", {"seconds_max": 0}, InvalidOption, "seconds_max is 0"),
+        ("merge_newest", {"seconds_max": 0}, InvalidOption, "max_seconds is 0"),
         ("delete", {}, dg.DagsterInvalidConfigError, "where"),
         ("delete", {"where": "n = 1", "passes_max": 0}, InvalidOption, "passes_max is 0"),
         ("rewrite", {"partition": "d=2020-01-01", "query": "FROM _rows"}, InvalidOption, "no partition 'd=2020-01-01'"),
@@ -221,61 +213,53 @@ def test_an_empty_table_is_left_empty_and_a_missing_one_said_to_be_missing(
         ("ttl", {"keep_days": 10_000_000}, InvalidOption, "keep_days is 10000000"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
-    instance: dg.DagsterInstance,
-    lake: IceDBResource,
-    name: str,
-    verb: str,
-    config: dict[str, Any],
-    error: type[Exception],
-    message: str,
+def test_invalid_configurations_are_rejected_and_change_nothing(
+    jobs: TableJobs, verb: str, config: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    table = dated(lake, name, DAY, date.today().isoformat())
+    table = jobs.dated(DAY, date.today().isoformat())
     before = stored(table)
     with pytest.raises(error, match=message):
-        maintain(instance, lake, name, verb, **config)
+        jobs.run(verb, **config)
     assert stored(table) == before
 
 
 # ------------------------------------------------------------------------------------------ merges
 
 
-def test_merge_merges_and_reports_what_the_table_is_like_now(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = dated(lake, name, DAY, DAY, "2024-01-02")
-    result = maintain(instance, lake, name, "merge_newest")
+def test_a_merge_reports_the_state_of_the_table(jobs: TableJobs) -> None:
+    table = jobs.dated(DAY, DAY, "2024-01-02")
+    result = jobs.run("merge_newest")
     assert table.snapshot().partitions() == ["d=2024-01-01", "d=2024-01-02"]
     assert (len(table.snapshot().parts), table.snapshot().rows) == (2, 3)
-    event = instance.fetch_observations(dg.AssetKey(name), limit=1).records[0]
+    event = jobs.instance.fetch_observations(dg.AssetKey(jobs.name), limit=1).records[0]
     assert event.run_id == result.run_id
-    metadata = told(instance, name)
+    metadata = jobs.metadata()
     assert (metadata["icedb/live_parts"], metadata["dagster/row_count"]) == (2, 3)
     assert "| parts merged | 2 |" in metadata["merge_newest"]
     assert "| groups remaining | 0 |" in metadata["merge_newest"]
 
 
-class SlowLake(IceDBResource):
-    """A lake in memory, in which a minute passes for every three merged groups."""
+class LakeInMemory(IceDBResource):
+    """A lake of one table in memory, with a simulated clock."""
 
     clock: ClassVar[ManualClock] = ManualClock()
     store: ClassVar[ClockedStore] = ClockedStore(clock)
 
     def table(self, key: Any) -> icedb.Table:
-        """A table of which the merges take their time."""
-        clock = self.clock
-
-        class SlowTable(icedb.Table):
-            def merge(self, **options: Any) -> icedb.MergeReport:
-                report = super().merge(**options)
-                clock.advance(20_000 * report.new_parts)
-                return report
-
-        return SlowTable(open_table(self.store, clock).handle)
+        return open_table(self.store, self.clock)
 
 
-def test_a_long_merge_yields_after_a_minute_and_the_next_run_goes_on(instance: dg.DagsterInstance, name: str) -> None:
-    lake = SlowLake(root="memory://")
+def test_a_long_merge_yields_after_a_minute(
+    instance: dg.DagsterInstance, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, merge = LakeInMemory(root="memory://"), merge_loop.merge
+
+    def merge_slowly(*args: Any, **options: Any) -> icedb.MergeReport:
+        report = merge(*args, **options)
+        lake.clock.advance(20_000 * report.new_parts)
+        return report
+
+    monkeypatch.setattr(merge_loop, "merge", merge_slowly)
     table = create_table(lake.store, lake.clock, partition_by=["k"])
     for _ in range(2):
         table.insert([{"k": k} for k in range(8)])
@@ -284,7 +268,7 @@ def test_a_long_merge_yields_after_a_minute_and_the_next_run_goes_on(instance: d
     for _ in range(4):
         began_ms = lake.clock.now_ms()
         run_job(instance, definitions(lake, name), f"{name}_merge_oldest", part_bytes_max=two_parts)
-        assert lake.clock.now_ms() - began_ms <= 80_000, "a minute, and the group that was begun in it"
+        assert lake.clock.now_ms() - began_ms <= 80_000, "it takes a minute, and at most one more group"
         remaining.append(len([p for p in table.snapshot().parts if p.rows == 1]) // 2)
     assert remaining[0] > remaining[1] > 0
     assert remaining[-1] == 0
@@ -292,9 +276,7 @@ def test_a_long_merge_yields_after_a_minute_and_the_next_run_goes_on(instance: d
     check_sound(lake.store)
 
 
-def test_a_merge_of_the_newest_leaves_the_queue_and_gets_the_slot_first_although_it_came_last(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
+def test_merge_newest_runs_first(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
     for other in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])):
         instance.report_run_canceled(other)
     came = ["merge_oldest", "cleanup", "merge_newest"]
@@ -307,7 +289,7 @@ def test_a_merge_of_the_newest_leaves_the_queue_and_gets_the_slot_first_although
         for verb, job in jobs.items()
     }
     dequeued = []
-    for _ in came:  # one run of a table at a time, as its tag limits them; then the next
+    for _ in came:  # the tag limits each table to one dequeued run
         [run] = QueuedRunCoordinatorDaemon(1)._get_runs_to_dequeue(instance, instance.get_concurrency_config(), None)
         dequeued.append(run.tags["icedb/verb"])
         instance.report_run_canceled(run)
@@ -317,86 +299,77 @@ def test_a_merge_of_the_newest_leaves_the_queue_and_gets_the_slot_first_although
     ensure_pool(instance, pool)
     assert storage.claim_concurrency_slot(pool, "a-rival", "a-step").is_claimed
     steps = {verb: f"{name}_{verb}_work" for verb in came}
-    for (
-        verb,
-        run,
-    ) in runs.items():  # as the executor claims it; a context of its own each time, which has not waited yet
+    for verb, run in runs.items():  # a new context for each claim, as in the executor
         assert not InstanceConcurrencyContext(instance, run).claim(pool, steps[verb])
     storage.free_concurrency_slot_for_step("a-rival", "a-step")
-    got = []
+    verbs = []
     for _ in came:
         [verb] = [v for v, run in runs.items() if InstanceConcurrencyContext(instance, run).claim(pool, steps[v])]
-        got.append(verb)
+        verbs.append(verb)
         storage.free_concurrency_slot_for_step(runs.pop(verb).run_id, steps[verb])
-    assert got == ["merge_newest", "cleanup", "merge_oldest"]
+    assert verbs == ["merge_newest", "cleanup", "merge_oldest"]
 
 
 # ------------------------------------------------------------------------------------------ time to live
 
 
-def test_time_to_live_drops_what_is_older_than_the_reference_date_less_the_days(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = dated(lake, name, DAY, "2024-01-31", "2024-02-01", "2024-03-01", "none", None)
+def test_time_to_live_drops_partitions_older_than_its_days(jobs: TableJobs) -> None:
+    table = jobs.dated(DAY, "2024-01-31", "2024-02-01", "2024-03-01", "none", None)
     before = table.snapshot()
-    maintain(instance, lake, name, "ttl", reference_date="2024-03-02", dry_run=True)
+    jobs.run("ttl", reference_date="2024-03-02", dry_run=True)
     assert table.snapshot().id == before.id
-    assert "| partitions dropped | 2 |" in told(instance, name)["ttl"]
-    assert "| older than | 2024-02-01 |" in told(instance, name)["ttl"]
+    assert "| partitions dropped | 2 |" in jobs.metadata()["ttl"]
+    assert "| older than | 2024-02-01 |" in jobs.metadata()["ttl"]
 
-    maintain(instance, lake, name, "ttl", reference_date="2024-03-02")  # 30 days: the first of February stays
-    assert rows(lake, name, "d") == [("2024-02-01",), ("2024-03-01",), ("none",), (None,)]
+    jobs.run("ttl", reference_date="2024-03-02")  # 30 days: the first of February stays
+    assert jobs.rows("d") == [("2024-02-01",), ("2024-03-01",), ("none",), (None,)]
     assert before.rows == 6
     assert table.query("SELECT count(*) FROM t", as_of=before.as_of_ms).fetchall() == [(6,)]
 
-    maintain(instance, lake, name, "ttl", reference_date="2024-03-02", keep_days=1)
-    assert rows(lake, name, "d") == [("2024-03-01",), ("none",), (None,)]
+    jobs.run("ttl", reference_date="2024-03-02", keep_days=1)
+    assert jobs.rows("d") == [("2024-03-01",), ("none",), (None,)]
 
 
-def test_a_partition_that_holds_a_month_expires_with_its_last_day(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    dated(lake, name, "2023-12-01", "2024-01-01", "2024-02-01")
-    monthly = build_table_definitions(name, ttl=TimeToLive("d", keep_days=30, period="month"), lock="claim")
-    job = dg.Definitions.merge(monthly, dg.Definitions(resources={"icedb": lake})).resolve_job_def(f"{name}_ttl")
+def test_a_partition_that_holds_a_month_expires_with_its_last_day(jobs: TableJobs) -> None:
+    jobs.dated("2023-12-01", "2024-01-01", "2024-02-01")
+    monthly = build_table_definitions(jobs.name, ttl=TimeToLive("d", keep_days=30, period="month"), lock="claim")
+    job = dg.Definitions.merge(monthly, dg.Definitions(resources={"icedb": jobs.lake})).resolve_job_def(
+        f"{jobs.name}_ttl"
+    )
 
     def run(reference: str) -> None:
-        config = {"ops": {f"{name}_ttl_work": {"config": {"reference_date": reference}}}}
-        assert job.execute_in_process(instance=instance, run_config=config).success
+        config = {"ops": {f"{jobs.name}_ttl_work": {"config": {"reference_date": reference}}}}
+        assert job.execute_in_process(instance=jobs.instance, run_config=config).success
 
     run("2024-03-01")  # the last day of January is 30 days before
-    assert rows(lake, name, "d") == [("2024-01-01",), ("2024-02-01",)]
+    assert jobs.rows("d") == [("2024-01-01",), ("2024-02-01",)]
     run("2024-03-02")
-    assert rows(lake, name, "d") == [("2024-02-01",)]
+    assert jobs.rows("d") == [("2024-02-01",)]
     with pytest.raises(InvalidOption, match="'fortnight'"):
         TimeToLive("d", keep_days=30, period="fortnight")  # type: ignore[arg-type]
 
 
-def test_time_to_live_counts_from_today(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
+def test_time_to_live_counts_from_today(jobs: TableJobs) -> None:
     today = datetime.now(UTC).date()
-    kept = [(today - timedelta(days=n)).isoformat() for n in (29, 0)]
+    recent = [(today - timedelta(days=n)).isoformat() for n in (29, 0)]
     gone = (today - timedelta(days=32)).isoformat()
-    dated(lake, name, gone, *kept)
-    maintain(instance, lake, name, "ttl")
-    assert rows(lake, name, "d") == [(day,) for day in kept]
+    jobs.dated(gone, *recent)
+    jobs.run("ttl")
+    assert jobs.rows("d") == [(day,) for day in recent]
 
 
-def test_a_time_to_live_on_a_column_without_dates_is_refused(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    dated(lake, name, "2024-01", "2024-02")
+def test_a_time_to_live_on_a_column_without_dates_is_rejected(jobs: TableJobs) -> None:
+    jobs.dated("2024-01", "2024-02")
     with pytest.raises(InvalidOption, match="'d', in which no value is a date"):
-        maintain(instance, lake, name, "ttl")
-    other = f"{name}_other"
-    lake.table_or_create(other, partition_by=["n"]).insert(ONE)
+        jobs.run("ttl")
+    other = f"{jobs.name}_other"
+    jobs.lake.table_or_create(other, partition_by=["n"]).insert(ONE)
     with pytest.raises(InvalidPartitionExpression, match="does not fit the partition columns"):
-        maintain(instance, lake, other, "ttl")
+        maintain(jobs.instance, jobs.lake, other, "ttl")
 
 
-def test_any_function_may_say_what_has_expired_at_the_reference_date(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    dated(lake, name, "2023-12", "2024-01", "2024-02")
+def test_a_function_can_select_the_expired_partitions(jobs: TableJobs) -> None:
+    jobs.dated("2023-12", "2024-01", "2024-02")
     answers: list[Any] = []
 
     def months_gone(table: icedb.Table, reference: datetime) -> Sequence[str] | str:
@@ -404,69 +377,65 @@ def test_any_function_may_say_what_has_expired_at_the_reference_date(
         return [p for p in table.snapshot().partitions() if p < f"d={reference:%Y-%m}"]
 
     def drop(function: Any, **config: Any) -> None:
-        run_job(instance, definitions(lake, name, ttl=function), f"{name}_ttl", **config)
+        run_job(jobs.instance, definitions(jobs.lake, jobs.name, ttl=function), f"{jobs.name}_ttl", **config)
 
     drop(months_gone, reference_date="2024-01-15", dry_run=True)
-    assert len(rows(lake, name)) == 3
+    assert len(jobs.rows()) == 3
     drop(months_gone, reference_date="2024-01-15")
-    assert answers == [(lake.uri(name), datetime(2024, 1, 15, tzinfo=UTC))] * 2
-    assert rows(lake, name, "d") == [("2024-01",), ("2024-02",)]
-    assert "months\\_gone" in told(instance, name)["ttl"]
+    assert answers == [(jobs.lake.uri(jobs.name), datetime(2024, 1, 15, tzinfo=UTC))] * 2
+    assert jobs.rows("d") == [("2024-01",), ("2024-02",)]
+    assert "months\\_gone" in jobs.metadata()["ttl"]
 
     drop(lambda table, reference: [])
     drop(lambda table, reference: f"d < '{reference:%Y-%m}'", reference_date="2024-02-01")
-    assert rows(lake, name, "d") == [("2024-02",)]
+    assert jobs.rows("d") == [("2024-02",)]
     for wrong in (None, [1], b"d=2024-02"):
         with pytest.raises(InvalidOption, match="as the expired partitions"):
             drop(lambda table, reference, wrong=wrong: wrong)
     with pytest.raises(InvalidOption, match="decides which partitions expire"):
         drop(months_gone, keep_days=3)
-    assert rows(lake, name, "d") == [("2024-02",)]
+    assert jobs.rows("d") == [("2024-02",)]
 
 
 # ------------------------------------------------------------------------------------------ the others
 
 
-def test_cleanup_deletes_what_was_superseded_and_orphans_what_nothing_names(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = dated(lake, name, DAY, DAY)
+def test_cleanup_deletes_superseded_parts_and_orphans_unnamed_ones(jobs: TableJobs) -> None:
+    table = jobs.dated(DAY, DAY)
     table.merge()
     parts = lambda: sorted(p.name for p in Path(table.uri).rglob("*.parquet"))  # noqa: E731
     assert len(parts()) == 3
-    maintain(instance, lake, name, "cleanup")  # the table's grace period is an hour
+    jobs.run("cleanup")  # the table's grace period is an hour
     assert len(parts()) == 3
-    maintain(instance, lake, name, "cleanup", grace_ms=0, allow_short_grace=True)
+    jobs.run("cleanup", grace_ms=0, allow_short_grace=True)
     assert len(parts()) == len(table.snapshot().parts) == 1
-    assert "| parts deleted | 2 |" in told(instance, name)["cleanup"]
+    assert "| parts deleted | 2 |" in jobs.metadata()["cleanup"]
 
     live = Path(table.snapshot().parts[0].path)
     old, young = live.with_name(f"{'0' * 32}.parquet"), live.with_name(f"{'1' * 32}.parquet")
     for orphan in (old, young):
         orphan.write_bytes(live.read_bytes())
     os.utime(old, (0, 0))
-    maintain(instance, lake, name, "orphans", dry_run=True)
-    assert "| orphans deleted | 1 |" in told(instance, name)["orphans"]
-    maintain(instance, lake, name, "orphans")
+    jobs.run("orphans", dry_run=True)
+    assert "| orphans deleted | 1 |" in jobs.metadata()["orphans"]
+    jobs.run("orphans")
     assert parts() == sorted([live.name, young.name])
-    assert "| young parts, possibly still being written | 1 |" in told(instance, name)["orphans"]
+    assert "| young parts, possibly still being written | 1 |" in jobs.metadata()["orphans"]
 
 
-def test_the_log_is_merged_without_a_part(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
-    table = dated(lake, name, *[DAY] * 6)
+def test_merge_log_changes_no_part(jobs: TableJobs) -> None:
+    table = jobs.dated(*[DAY] * 6)
     parts = table.snapshot().parts
-    maintain(instance, lake, name, "merge_log")
-    assert table.snapshot().log_files == 6, "so few are left as they are"
-    maintain(instance, lake, name, "merge_log", files_min=2)
+    jobs.run("merge_log")
+    assert table.snapshot().log_files == 6, "few log files are not merged"
+    jobs.run("merge_log", files_min=2)
     assert table.snapshot().log_files < 6
     assert table.snapshot().parts == parts
-    assert "| log files that readers open |" in told(instance, name)["merge_log"]
+    assert "| log files that readers open |" in jobs.metadata()["merge_log"]
 
 
-def test_a_person_s_rows_are_deleted_until_none_is_left_and_can_be_restored(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = lake.table_or_create(name, partition_by=["d"])
+def test_delete_repeats_until_no_row_is_left(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = jobs.lake.table_or_create(jobs.name, partition_by=["d"])
     table.insert(pa.table({"d": ["a", "a", "b"], "user": [7, 8, 7]}))
     then_ms = table.snapshot().as_of_ms
     delete, passes = icedb.Table.delete, []
@@ -479,46 +448,44 @@ def test_a_person_s_rows_are_deleted_until_none_is_left_and_can_be_restored(
         return report
 
     monkeypatch.setattr(icedb.Table, "delete", while_others_insert)
-    maintain(instance, lake, name, "delete", where="user = 7 OR user = 7")
+    jobs.run("delete", where="user = 7 OR user = 7")
     assert [report.deleted_rows for report in passes] == [2, 1, 0]
-    assert rows(lake, name, "user") == [(8,)]
-    report = told(instance, name)["delete"]
+    assert jobs.rows("user") == [(8,)]
+    report = jobs.metadata()["delete"]
     assert "| rows deleted | 3 |" in report
     assert "| no such row is left | yes |" in report
     monkeypatch.setattr(icedb.Table, "delete", delete)
-    maintain(instance, lake, name, "delete", where="user = 8", passes_max=1)
-    assert "unknown: run the job again" in told(instance, name)["delete"]
+    jobs.run("delete", where="user = 8", passes_max=1)
+    assert "unknown: run the job again" in jobs.metadata()["delete"]
 
-    maintain(instance, lake, name, "restore", as_of=datetime.fromtimestamp(then_ms / 1000, UTC).isoformat())
-    assert rows(lake, name, "user") == [(7,), (7,), (8,)]
-    assert "| rows restored | 3 |" in told(instance, name)["restore"]
+    jobs.run("restore", as_of=datetime.fromtimestamp(then_ms / 1000, UTC).isoformat())
+    assert jobs.rows("user") == [(7,), (7,), (8,)]
+    assert "| rows restored | 3 |" in jobs.metadata()["restore"]
     table.cleanup(grace_ms=0, allow_short_grace=True)
     with pytest.raises(SnapshotExpired):
-        maintain(instance, lake, name, "restore", as_of=str(then_ms))
+        jobs.run("restore", as_of=str(then_ms))
 
 
-def test_a_partition_is_rewritten_by_a_query(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
-    dated(lake, name, "a", "a", "b")
-    maintain(instance, lake, name, "rewrite", partition="d=a", query="SELECT DISTINCT d, n + 1 AS n FROM _rows")
-    assert rows(lake, name, "d, n") == [("a", 2), ("b", 1)]
-    report = told(instance, name)["rewrite"]
+def test_a_partition_is_rewritten_by_a_query(jobs: TableJobs) -> None:
+    jobs.dated("a", "a", "b")
+    jobs.run("rewrite", partition="d=a", query="SELECT DISTINCT d, n + 1 AS n FROM _rows")
+    assert jobs.rows("d, n") == [("a", 2), ("b", 1)]
+    report = jobs.metadata()["rewrite"]
     assert "| rows before | 2 |" in report
     assert "| rows | 1 |" in report
 
 
-def test_verify_fails_with_the_problems_of_a_damaged_table(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = dated(lake, name, DAY, "2024-01-02")
+def test_verify_fails_with_the_problems_of_a_damaged_table(jobs: TableJobs) -> None:
+    table = jobs.dated(DAY, "2024-01-02")
     (Path(table.uri) / "notes | to myself.txt").write_text("hello")
-    maintain(instance, lake, name, "verify", deep=True)
-    assert "| warning |" in told(instance, name)["problems"]
+    jobs.run("verify", deep=True)
+    assert "| warning |" in jobs.metadata()["problems"]
 
     part = table.snapshot().parts[0]
     Path(part.path).unlink()
     with pytest.raises(dg.Failure, match=r"is damaged: .*is not in the store") as failure:
-        maintain(instance, lake, name, "verify")
-    for metadata in (told(instance, name), {n: v.value for n, v in failure.value.metadata.items()}):
+        jobs.run("verify")
+    for metadata in (jobs.metadata(), {n: v.value for n, v in failure.value.metadata.items()}):
         assert "| result | DAMAGED |" in metadata["verify"]
         error, warning = metadata["problems"].splitlines()[2:]
         assert error.startswith("| error |")
@@ -533,9 +500,7 @@ def test_verify_fails_with_the_problems_of_a_damaged_table(
 
 @pytest.mark.slow(seconds=15)
 @pytest.mark.spark
-def test_spark_does_the_work_of_merges_and_deletions_when_it_is_chosen(
-    environment: dict[str, str], lake: IceDBResource, tmp_path: Path
-) -> None:
+def test_spark_runs_merges_and_deletions(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     dated(lake, "on_spark", DAY, DAY, "2024-01-02", "2024-01-02")
     run_script("spark/spark_maintenance.py", lake.root, "on_spark", str(tmp_path / "result.json"))
@@ -547,10 +512,8 @@ def test_spark_does_the_work_of_merges_and_deletions_when_it_is_chosen(
     assert lake.table("on_spark").verify(deep=True).ok
 
 
-def test_watches_in_both_directions_beside_the_jobs_and_inserts_leave_every_row_once(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = lake.table_or_create(name, partition_by=["k"], sort_by=["n"])
+def test_concurrent_watches_jobs_and_inserts_keep_every_row(jobs: TableJobs) -> None:
+    table = jobs.lake.table_or_create(jobs.name, partition_by=["k"], sort_by=["n"])
     # Slow enough to leave the jobs something, now and then.
     watches = [WatchProgram(table.uri, "--order", order, every="500ms") for order in ("newest", "oldest")]
     inserted, enough = 0, threading.Event()
@@ -566,8 +529,8 @@ def test_watches_in_both_directions_beside_the_jobs_and_inserts_leave_every_row_
     merged = 0
     try:
         for verb in itertools.cycle(("merge_newest", "merge_oldest")):
-            assert maintain(instance, lake, name, verb).success
-            merged += "| parts merged | 0 |" not in told(instance, name)[verb]
+            assert jobs.run(verb).success
+            merged += "| parts merged | 0 |" not in jobs.metadata()[verb]
             if merged > 1 and all(watch.lines for watch in watches):  # the test's timeout ends what does not get there
                 break
         enough.set()

@@ -1,6 +1,5 @@
-"""What the UI shows of a table: figures, a preview, a picture, and how far Spark is."""
+"""The metadata of a table in the UI: figures, a preview, a chart, and Spark's progress."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import base64
 import io
 import json
@@ -16,13 +15,12 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb.operations.health.size_chart import FINE, TO_MERGE, PartSizes, draw
 from icedb_dagster import IceDBResource, build_table_definitions, spark_progress, table_spec
 from icedb_dagster.metadata.size_chart import markdown_picture
 from icedb_dagster.metadata.table_metadata import PREVIEW_COLUMNS_MAX, materialization_metadata
-from tests.support.dagster.dagster_instance import Materialize, returning, run_script
+from tests.support.dagster.dagster_instance import AssetRun, returning, run_script
 from tests.support.object_stores.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.dagster
@@ -36,7 +34,7 @@ def shown(snapshot: icedb.Snapshot, **options: Any) -> dict[str, Any]:
 
 
 def cells(preview: str) -> list[list[str]]:
-    """The rows of a Markdown table, without the line below the header."""
+    """Return the rows of a Markdown table, without the line below the header."""
     lines = [line.strip("| ").split(" | ") for line in preview.splitlines() if line.startswith("|")]
     return [lines[0], *lines[2:]]
 
@@ -46,25 +44,20 @@ def table(tmp_path: Path) -> icedb.Table:
     return icedb.Table.create(tmp_path / "table", partition_by=["day"], sort_by=["n"], required=["n"])
 
 
-# ------------------------------------------------------------------------------------------ figures
-
-
-def test_a_materialization_tells_all_that_the_ui_shows_of_a_table(
-    materialize: Materialize, lake: IceDBResource, instance: dg.DagsterInstance, name: str
-) -> None:
+def test_a_materialization_has_the_metadata_of_the_table(run: AssetRun) -> None:
     days = pa.table({"n": [1, 2, 3], "day": ["monday", "tuesday", "tuesday"]})
     definition = {"partition_expr": "day", "sort_by": ["n"]}
     partitions = dg.StaticPartitionsDefinition(["monday", "tuesday"])
-    whole = returning(name, days, {"partition_by": ["day"]})
-    materialize(whole)
-    tuesday = returning(name, days.slice(1), definition, partitions_def=partitions)
-    materialize(tuesday, partition_key="tuesday")
+    whole = returning(run.name, days, {"partition_by": ["day"]})
+    run(whole)
+    tuesday = returning(run.name, days.slice(1), definition, partitions_def=partitions)
+    run(tuesday, partition_key="tuesday")
 
-    event = instance.get_latest_materialization_event(dg.AssetKey(name))
+    event = run.instance.get_latest_materialization_event(dg.AssetKey(run.name))
     assert event is not None
     assert event.asset_materialization is not None
-    told = {key: value.value for key, value in event.asset_materialization.metadata.items()}
-    snapshot = lake.table(name).snapshot()
+    values = {key: value.value for key, value in event.asset_materialization.metadata.items()}
+    snapshot = run.table().snapshot()
     expected = {
         "dagster/row_count": 3,
         "dagster/partition_row_count": 2,
@@ -77,51 +70,48 @@ def test_a_materialization_tells_all_that_the_ui_shows_of_a_table(
         "icedb/log_files": snapshot.log_files,
         "icedb/snapshot_id": snapshot.id,
     }
-    assert {key: told[key] for key in expected} == expected
-    assert snapshot.as_of_ms - 600_000 < told["icedb/snapshot_time"] * 1000 <= snapshot.as_of_ms
-    assert cells(told["icedb/preview"]) == [["n", "day"], ["2", "tuesday"], ["3", "tuesday"]]
-    assert told["icedb/part_sizes"].startswith("![2 live parts in 2 partitions, ")
-    columns = {c.name: c for c in told["dagster/column_schema"].columns}
+    assert {key: values[key] for key in expected} == expected
+    assert snapshot.as_of_ms - 600_000 < values["icedb/snapshot_time"] * 1000 <= snapshot.as_of_ms
+    assert cells(values["icedb/preview"]) == [["n", "day"], ["2", "tuesday"], ["3", "tuesday"]]
+    assert values["icedb/part_sizes"].startswith("![2 live parts in 2 partitions, ")
+    columns = {c.name: c for c in values["dagster/column_schema"].columns}
     assert {name: c.type for name, c in columns.items()} == {"n": "BIGINT", "day": "VARCHAR"}
     tags = event.asset_materialization.tags or {}
     assert tags["dagster/data_version"] == snapshot.id
 
 
-def test_the_column_schema_says_what_is_required_and_what_is_a_partition(tmp_path: Path) -> None:
+def test_the_column_schema_marks_required_and_partition_columns(tmp_path: Path) -> None:
     table = icedb.Table.create(tmp_path / "t", partition_by=["n % 2 AS odd"], required=["n"])
     table.insert([{"n": 1, "word": "a"}])
     columns = shown(table.snapshot())["dagster/column_schema"].columns
-    told = [(c.name, c.type, c.constraints.nullable, c.description) for c in columns]
-    assert told == [
+    described = [(c.name, c.type, c.constraints.nullable, c.description) for c in columns]
+    assert described == [
         ("n", "BIGINT", False, None),
         ("word", "VARCHAR", True, None),
         ("odd", "BIGINT", True, "partition column"),
     ]
 
 
-def test_rows_of_a_partition_are_counted_without_reading_or_said_to_be_unknown(table: icedb.Table) -> None:
+def test_rows_of_a_partition_are_counted_from_the_log_or_unknown(table: icedb.Table) -> None:
     table.insert([{"n": n, "day": "monday" if n % 3 else "tuesday"} for n in range(6)])
     assert shown(table.snapshot(), partitions="day = 'monday'")["dagster/partition_row_count"] == 4
     assert "dagster/partition_row_count" not in shown(table.snapshot())
     table.alter(partition_by=["n % 2 AS odd"])
-    told = shown(table.snapshot(), partitions="odd = 1")
-    assert told["icedb/partition_row_count"].startswith("unknown without reading")
-    assert told["icedb/preview"] == "no rows"  # those of the older parts may be of other partitions
+    values = shown(table.snapshot(), partitions="odd = 1")
+    assert values["icedb/partition_row_count"].startswith("unknown without reading")
+    assert values["icedb/preview"] == "no rows"  # older parts may belong to other partitions
     table.insert([{"n": 9, "day": "sunday"}])
     assert cells(shown(table.snapshot(), partitions="odd = 1")["icedb/preview"])[1:] == [["9", "sunday", "1"]]
 
 
-def test_an_empty_table_has_no_rows_to_show(table: icedb.Table) -> None:
-    told = shown(table.snapshot(), partitions="day = 'monday'")
-    assert told["icedb/preview"] == "no rows"
-    assert told["icedb/part_sizes"].startswith("0 live parts")
-    assert told["dagster/row_count"] == 0
+def test_the_preview_of_an_empty_table_is_empty(table: icedb.Table) -> None:
+    values = shown(table.snapshot(), partitions="day = 'monday'")
+    assert values["icedb/preview"] == "no rows"
+    assert values["icedb/part_sizes"].startswith("0 live parts")
+    assert values["dagster/row_count"] == 0
 
 
-# ------------------------------------------------------------------------------------------ preview
-
-
-def test_a_preview_shows_some_rows_of_what_was_written_last(table: icedb.Table) -> None:
+def test_a_preview_shows_some_of_the_newest_rows(table: icedb.Table) -> None:
     table.insert([{"n": n, "day": "monday"} for n in range(100)])
     table.insert([{"n": n, "day": day} for day in ("sunday", "monday") for n in range(200, 210)])
     snapshot = table.snapshot()
@@ -132,7 +122,7 @@ def test_a_preview_shows_some_rows_of_what_was_written_last(table: icedb.Table) 
     assert "icedb/preview" not in shown(snapshot, preview_rows=0)
 
 
-def test_values_are_shown_as_they_are_in_one_line_and_not_too_long(tmp_path: Path) -> None:
+def test_a_preview_escapes_and_shortens_values(tmp_path: Path) -> None:
     table = icedb.Table.create(tmp_path / "t")
     odd = "a|b\n[link](http://x) ![p](data:x) <b>&amp;</b> `c` *d* _e_\x00\x1b"
     row = {
@@ -146,8 +136,8 @@ def test_values_are_shown_as_they_are_in_one_line_and_not_too_long(tmp_path: Pat
     table.insert(pa.Table.from_pylist([row], pa.schema([*pa.table({k: [v] for k, v in row.items() if v}).schema,
                                                          pa.field("nothing", pa.int32())])))  # fmt: skip
     [names, values] = cells(shown(table.snapshot())["icedb/preview"])
-    told = dict(zip(names, values, strict=True))
-    assert told == {
+    described = dict(zip(names, values, strict=True))
+    assert described == {
         "text\\_": r"a\|b \[link\](http://x) !\[p\](data:x) \<b>\&amp;\</b> \`c\` \*d\* \_e\_",
         "long": "x" * 60 + "…",
         "bytes": "1000 bytes",
@@ -157,7 +147,7 @@ def test_values_are_shown_as_they_are_in_one_line_and_not_too_long(tmp_path: Pat
     }
 
 
-def test_a_preview_of_many_columns_says_how_many_more_there_are(tmp_path: Path) -> None:
+def test_a_preview_of_many_columns_counts_the_omitted_ones(tmp_path: Path) -> None:
     table = icedb.Table.create(tmp_path / "t")
     table.insert([{f"column_{n:02}": n for n in range(PREVIEW_COLUMNS_MAX + 5)}])
     preview = shown(table.snapshot())["icedb/preview"]
@@ -165,27 +155,22 @@ def test_a_preview_of_many_columns_says_how_many_more_there_are(tmp_path: Path) 
     assert preview.endswith("\n\nand 5 more columns")
 
 
-# ------------------------------------------------------------------------------------------ what cannot be had
-
-
-def test_what_cannot_be_read_or_drawn_is_said_in_a_line_and_nothing_fails(
-    table: icedb.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_metadata_is_a_line_and_no_error(table: icedb.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.insert([{"n": 1, "day": "monday"}])
     snapshot = table.snapshot()
     for part in Path(table.uri).rglob("*.parquet"):
         part.unlink()
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
-    told = shown(snapshot, partitions="no_such_column = 1")
-    assert told["dagster/row_count"] == 1
-    assert "no_such_column" in told["icedb/partition_row_count"]
-    assert told["icedb/part_sizes"].startswith("not available: There is no matplotlib here.")
+    values = shown(snapshot, partitions="no_such_column = 1")
+    assert values["dagster/row_count"] == 1
+    assert "no_such_column" in values["icedb/partition_row_count"]
+    assert values["icedb/part_sizes"].startswith("not available: There is no matplotlib here.")
     assert shown(snapshot)["icedb/preview"].startswith("not available")
 
 
 @pytest.mark.s3
-def test_what_the_metadata_costs_in_requests(s3_server: Any, s3: Any, storage_options: dict[str, str]) -> None:
+def test_the_requests_of_the_metadata(s3_server: Any, s3: Any, storage_options: dict[str, str]) -> None:
     with CountingProxy(s3_server.endpoint).running() as proxy:
         options = storage_options | {"AWS_ENDPOINT_URL": proxy.endpoint}
         table = icedb.Table.create(s3.uri, partition_by=["n % 50 AS p"], storage_options=options)
@@ -199,9 +184,6 @@ def test_what_the_metadata_costs_in_requests(s3_server: Any, s3: Any, storage_op
         assert proxy.counts == {"HEAD": 2, "GET": 1}
 
 
-# ------------------------------------------------------------------------------------------ the picture
-
-
 def parts(sizes: dict[str, list[int]]) -> list[icedb.Part]:
     return [
         icedb.Part(f"{name}/{n}", f"/{name}/{n}", name, size, 1, n)
@@ -211,12 +193,12 @@ def parts(sizes: dict[str, list[int]]) -> list[icedb.Part]:
 
 
 def colours(png: bytes) -> set[str]:
-    """The colours that cover something, not only an edge."""
+    """Return the colours of areas, without those of edges."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as picture:
-        found = picture.convert("RGB").getcolors(1000) or []
-    return {f"#{r:02x}{g:02x}{b:02x}" for count, (r, g, b) in found if count > 500}
+        counted = picture.convert("RGB").getcolors(1000) or []
+    return {f"#{r:02x}{g:02x}{b:02x}" for count, (r, g, b) in counted if count > 500}
 
 
 @pytest.mark.parametrize(
@@ -239,35 +221,32 @@ def colours(png: bytes) -> set[str]:
         ),
     ],
 )
-def test_the_picture_and_its_text_say_what_a_merge_would_take(sizes: dict[str, list[int]], text: str) -> None:
-    found = PartSizes.of(parts(sizes))
-    assert found.text == text
-    markdown = markdown_picture(found)
+def test_the_chart_and_its_text_count_the_parts_to_merge(sizes: dict[str, list[int]], text: str) -> None:
+    part_sizes = PartSizes.of(parts(sizes))
+    assert part_sizes.text == text
+    markdown = markdown_picture(part_sizes)
     alternative, _, data = markdown.removeprefix("![").removesuffix(")").partition("](data:image/png;base64,")
     assert alternative.replace("\\", "") == text
     png = base64.b64decode(data)
     assert len(png) < 16_000  # it is stored with every materialization
     assert (TO_MERGE in colours(png)) == ("nothing to merge" not in text)
-    assert (FINE in colours(png)) == (len(found.to_merge) < len(found.parts))
+    assert (FINE in colours(png)) == (len(part_sizes.to_merge) < len(part_sizes.parts))
 
 
-def test_names_of_partitions_are_no_markup_and_may_be_long() -> None:
-    found = PartSizes.of(parts({"d=$x$]|<i>\n" + "long" * 50: [10, 20], "d=\u65e5\u672c": [10, 20], "e": [0, 0]}))
-    assert "\n" not in markdown_picture(found)
-    assert r"\]\|\<i> long" in markdown_picture(found)
+def test_partition_names_are_escaped_in_the_chart() -> None:
+    part_sizes = PartSizes.of(parts({"d=$x$]|<i>\n" + "long" * 50: [10, 20], "d=\u65e5\u672c": [10, 20], "e": [0, 0]}))
+    assert "\n" not in markdown_picture(part_sizes)
+    assert r"\]\|\<i> long" in markdown_picture(part_sizes)
 
 
-def test_pictures_can_be_drawn_by_many_threads_at_once() -> None:
-    found = [PartSizes.of(parts({"a": [10 * (n + 1)] * (n + 2)})) for n in range(8)]
-    alone = [draw(sizes) for sizes in found]
+def test_charts_can_be_drawn_in_several_threads() -> None:
+    all_sizes = [PartSizes.of(parts({"a": [10 * (n + 1)] * (n + 2)})) for n in range(8)]
+    alone = [draw(sizes) for sizes in all_sizes]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(draw, found)) == alone
+        assert list(pool.map(draw, all_sizes)) == alone
 
 
-# ------------------------------------------------------------------------------------------ kinds and owners
-
-
-def test_a_table_that_others_fill_has_kinds_owners_and_an_address() -> None:
+def test_an_external_table_has_kinds_owners_and_an_address() -> None:
     spec = table_spec(
         ["raw", "events"],
         uri="s3://lake/raw/events",
@@ -285,47 +264,40 @@ def test_a_table_that_others_fill_has_kinds_owners_and_an_address() -> None:
     assert (node.is_external, node.kinds, node.owners, node.group_name) == (True, spec.kinds, spec.owners, "raw")
 
 
-def test_the_same_definition_serves_an_asset_that_dagster_makes(
-    materialize: Materialize, lake: IceDBResource, name: str
-) -> None:
-    spec = table_spec(name, partition_by=["n % 2 AS odd"], sort_by=["n"], owners=["team:data"])
+def test_a_table_spec_defines_a_materialized_asset(run: AssetRun) -> None:
+    spec = table_spec(run.name, partition_by=["n % 2 AS odd"], sort_by=["n"], owners=["team:data"])
 
-    @dg.multi_asset(outs={"numbers": dg.AssetOut.from_spec(spec)}, name=name)
+    @dg.multi_asset(outs={"numbers": dg.AssetOut.from_spec(spec)}, name=run.name)
     def numbers() -> Any:
         return pa.table({"n": [1, 2]})
 
-    materialize(numbers)
-    assert lake.table(name).spec.partition_by == ("n % 2 AS odd",)
-    made = numbers.specs_by_key[dg.AssetKey(name)]
+    run(numbers)
+    assert run.table().spec.partition_by == ("n % 2 AS odd",)
+    made = numbers.specs_by_key[dg.AssetKey(run.name)]
     assert (made.kinds, made.owners) == ({"icedb", "parquet"}, ["team:data"])
-
-
-# ------------------------------------------------------------------------------------------ Spark
 
 
 @pytest.mark.slow(seconds=30)
 @pytest.mark.spark
-def test_progress_and_log_of_a_spark_job_appear_in_the_run(
-    environment: dict[str, str], lake: IceDBResource, tmp_path: Path
-) -> None:
+def test_a_run_has_the_progress_of_spark(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     run_script("spark/spark_progress.py", lake.root, str(tmp_path / "result.json"))
     result = json.loads((tmp_path / "result.json").read_text())
-    told = [text for text in result["told"] if text.startswith("Spark: ")]
-    assert "Spark: stage 0: 0 of 2 tasks done, 2 running" in told
-    assert "Spark: 1 job, 2 tasks done" in told
-    assert len([text for text in told if " job, " in text]) == 2  # the second: what the IO manager had Spark compute
+    messages = [text for text in result["messages"] if text.startswith("Spark: ")]
+    assert "Spark: stage 0: 0 of 2 tasks done, 2 running" in messages
+    assert "Spark: 1 job, 2 tasks done" in messages
+    assert len([text for text in messages if " job, " in text]) == 2  # the second is of the IO manager
     assert "INFO DAGScheduler: Job 0 finished" in result["output"]
     assert result["output"].count("INFO SparkContext: Starting job: collect") == 1
     assert lake.table("watched").snapshot().rows == 10
 
 
-def test_a_session_of_spark_connect_tells_nothing_and_works(caplog: pytest.LogCaptureFixture) -> None:
-    class Run:
+def test_a_spark_connect_session_reports_no_progress(caplog: pytest.LogCaptureFixture) -> None:
+    class FakeRun:
         log = logging.getLogger("a run")
 
     session = pytest.importorskip("pyspark.sql.connect.session").SparkSession
     caplog.set_level("INFO", "a run")
-    with spark_progress(Run(), session.__new__(session), every_s=0):  # as it is without a server
+    with spark_progress(FakeRun(), session.__new__(session), every_s=0):  # as it is without a server
         assert caplog.messages == ["Spark: a Spark Connect session provides neither progress nor its log"]
     assert len(caplog.messages) == 1

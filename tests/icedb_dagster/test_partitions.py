@@ -1,6 +1,5 @@
-"""Which partitions of a table are those of an asset: by type, in every timezone, and against brute force."""
+"""The partitions of a table that belong to an asset's partitions: by type, in every timezone, and by brute force."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from icedb.errors import InvalidOption
 from icedb.sql.connections import connect_sandbox, quote_text
 from icedb.sql.partition_expressions import parse_partition_by
@@ -31,8 +29,8 @@ def select(definition: Any, keys: Iterable[str], columns: dict[str, str] | None 
 def chosen(definition: Any, keys: Iterable[str], type_: str, values: Sequence[str]) -> list[str]:
     """Which of the values, as texts, belong to these partitions of the asset when the column is of that type."""
     predicate = select(definition, keys).predicate({"c": type_})
-    found = matching([f"c={v}" for v in values], predicate, {"c": type_}, table="lake/events")
-    return [path.removeprefix("c=") for path in found]
+    matched = matching([f"c={v}" for v in values], predicate, {"c": type_}, table="lake/events")
+    return [path.removeprefix("c=") for path in matched]
 
 
 BERLIN = {"timezone": "Europe/Berlin"}
@@ -78,7 +76,7 @@ NUMBERED = dg.TimeWindowPartitionsDefinition(cron_schedule="0 0 * * *", start="2
         (dg.DynamicPartitionsDefinition(name="shops"), "north", "VARCHAR", ["north"], ["North", "south"]),
     ],
 )  # fmt: skip
-def test_a_partition_column_is_compared_as_its_type_says(
+def test_columns_are_compared_by_type(
     definition: Any, key: str, type_: str, inside: list[str], outside: list[str]
 ) -> None:
     null = "__HIVE_DEFAULT_PARTITION__"
@@ -89,21 +87,21 @@ SPRING = ["2024-03-31-01:00", "2024-03-31-03:00"]
 AUTUMN = ["2024-10-27-01:00", "2024-10-27-02:00", "2024-10-27-02:00+0100", "2024-10-27-03:00"]
 
 
-def test_hours_of_the_nights_when_the_clocks_change_are_told_apart_by_instants() -> None:
+def test_hours_of_a_clock_change_are_distinct_instants() -> None:
     assert set(SPRING + AUTUMN) <= set(HOURS.get_partition_keys())
     hours = [datetime(2024, month, day, hour, tzinfo=UTC) for month, day in ((3, 31), (10, 27)) for hour in range(4)]
     values = [f"{hour:%Y-%m-%d %H:%M:%S}+00" for hour in hours]
-    found = {key: chosen(HOURS, [key], TIMESTAMPTZ, values) for key in SPRING + AUTUMN}
-    assert found == {
+    by_key = {key: chosen(HOURS, [key], TIMESTAMPTZ, values) for key in SPRING + AUTUMN}
+    assert by_key == {
         key: [value]
         for key, value in zip(SPRING + AUTUMN, [*values[:2], "2024-10-26 23:00:00+00", *values[4:7]], strict=True)
         if value in values
     } | {AUTUMN[0]: []}
 
 
-def test_wall_times_of_the_nights_when_the_clocks_change() -> None:
+def test_wall_times_of_a_clock_change() -> None:
     values = [f"2024-03-31 0{hour}:30:00" for hour in range(5)]
-    # No clock showed half past two; who writes it all the same means the hour after.
+    # No clock showed 02:30. A writer of that time means the hour after.
     assert chosen(HOURS, SPRING[:1], "TIMESTAMP", values) == [values[1]]
     assert chosen(HOURS, SPRING[1:], "TIMESTAMP", values) == values[2:4]
     values = [f"2024-10-27 0{hour}:30:00" for hour in range(5)]
@@ -118,7 +116,7 @@ def test_wall_times_of_the_nights_when_the_clocks_change() -> None:
     assert [chosen(HOURS, [key], "VARCHAR", texts) for key in AUTUMN[::3]] == [[key] for key in AUTUMN[::3]]
 
 
-def test_a_day_that_begins_at_one_o_clock_is_a_date_all_the_same() -> None:
+def test_a_day_that_begins_at_one_o_clock_is_a_date() -> None:
     beirut = dg.DailyPartitionsDefinition("2022-03-01", timezone="Asia/Beirut", end_date="2022-04-01")
     window = beirut.time_window_for_partition_key("2022-03-27")
     assert window.start.astimezone(UTC).astimezone(ZoneInfo("Asia/Beirut")).hour == 1
@@ -136,14 +134,12 @@ def test_a_day_that_begins_at_one_o_clock_is_a_date_all_the_same() -> None:
         (DAYS, "2024-07-01", "DOUBLE", "is DOUBLE, but the asset's partitions are time windows"),
     ],
 )
-def test_a_column_that_cannot_tell_the_partitions_apart_is_refused(
-    definition: Any, key: str, type_: str, message: str
-) -> None:
+def test_a_column_without_the_partition_is_rejected(definition: Any, key: str, type_: str, message: str) -> None:
     with pytest.raises(InvalidOption, match=rf"lake/events: .*{message}.*partition_expr"):
         select(definition, [key]).predicate({"c": type_})
 
 
-def test_a_column_that_the_table_does_not_have_is_refused() -> None:
+def test_an_unknown_partition_column_is_rejected() -> None:
     with pytest.raises(InvalidOption, match=r"partition_expr names the partition column 'c', but the table .*\['d'\]"):
         select(DAYS, ["2024-07-01"]).predicate({"d": "DATE"})
     assert select(DAYS, ["2024-07-01"]).predicate({"C": "DATE"}).startswith('"C" >= ')
@@ -161,9 +157,7 @@ def test_a_column_that_the_table_does_not_have_is_refused() -> None:
         (QUARTERS, ["2024-07-01-00:00"], "strftime(ts, '%Y-%m-%d-%H:00')", TIMESTAMPTZ),
     ],
 )
-def test_a_table_s_partition_that_goes_on_beyond_those_of_the_asset_is_refused(
-    definition: Any, keys: list[str], expression: str, type_: str
-) -> None:
+def test_larger_table_partitions_are_rejected(definition: Any, keys: list[str], expression: str, type_: str) -> None:
     parsed = parse_partition_by([f"{expression} AS C"], table="lake/events")
     with pytest.raises(InvalidOption, match=rf"{keys[-1]}' begins or ends .*column 'c' is '.*finer expression"):
         check_alignment(select(definition, keys), parsed, {"TS": type_})
@@ -189,24 +183,24 @@ IN_BERLIN = "ts AT TIME ZONE 'Europe/Berlin'"
          "CAST(ts AT TIME ZONE 'Asia/Beirut' AS DATE)", TIMESTAMPTZ),
         (dg.DailyPartitionsDefinition("2024-01-01", timezone="America/Havana", end_date="2025-01-01"),
          "CAST(ts AT TIME ZONE 'America/Havana' AS DATE)", TIMESTAMPTZ),
-        # Of no column, of two, and of one that is no time: nobody can ask.
+        # Expressions of no column, of two columns, and of a number cannot be checked.
         (DAYS, "1", "TIMESTAMP"), (DAYS, "hash(ts) % 4", "BIGINT"), (DAYS, "coalesce(day, ts)", "DATE"),
     ],
 )  # fmt: skip
-def test_a_table_s_partitions_may_be_finer_in_every_night(definition: Any, expression: str, type_: str) -> None:
+def test_a_table_may_have_finer_partitions_at_every_hour(definition: Any, expression: str, type_: str) -> None:
     parsed = parse_partition_by([f"{expression} AS c"], table="lake/events")
     keys = definition.get_partition_keys()
     for chosen_keys in (keys, keys[::2], keys[1::2]):  # a stretch of one partition has both its edges looked at
         check_alignment(select(definition, chosen_keys), parsed, {"ts": type_})
 
 
-def test_partitions_that_are_one_of_the_table_s_together_are_not_refused() -> None:
+def test_asset_partitions_that_fill_a_table_partition_are_accepted() -> None:
     month = [key for key in DAYS.get_partition_keys() if key.startswith("2024-02")]
     by_month = parse_partition_by(["date_trunc('month', ts) AS c"], table="lake/events")
     check_alignment(select(DAYS, month), by_month, {"ts": "DATE"})
 
 
-def test_nothing_selected_is_no_partition_and_never_all_of_them() -> None:
+def test_an_empty_selection_is_no_partition() -> None:
     assert select(DAYS, []).predicate({"c": "DATE"}) == "false"
 
 
@@ -229,12 +223,12 @@ DAYS_OF_SHOPS = dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS})
 @pytest.mark.long
 @settings(max_examples=40)
 @given(st.sets(st.sampled_from([f"2024-01-0{d}|{s}" for d in range(1, 5) for s in ("north", "south", "west")])))
-def test_any_set_of_keys_of_two_dimensions_is_exactly_these(keys: set[str]) -> None:
+def test_any_set_of_keys_of_two_dimensions_selects_exactly_these(keys: set[str]) -> None:
     selection = select(DAYS_OF_SHOPS, sorted(keys), {"day": "d", "shop": "s"})
     types = {"d": "DATE", "s": "VARCHAR"}
     paths = [f"d=2024-01-0{d}/s={s}" for d in range(1, 6) for s in ("north", "south", "west")]
-    found = matching(paths, selection.predicate(types), types, table="lake/events")
-    assert {path.replace("d=", "").replace("/s=", "|") for path in found} == keys
+    matched = matching(paths, selection.predicate(types), types, table="lake/events")
+    assert {path.replace("d=", "").replace("/s=", "|") for path in matched} == keys
 
 
 def test_a_product_of_dimensions_is_one_condition() -> None:
@@ -244,8 +238,6 @@ def test_a_product_of_dimensions_is_one_condition() -> None:
         "(\"d\" >= DATE '2024-01-01' AND \"d\" < DATE '2024-01-05') AND (\"s\" IN ('north', 'south'))"
     )
 
-
-# ------------------------------------------------------------------------------------------ against brute force
 
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Havana"]
 YEAR = (datetime(2024, 1, 1), datetime(2025, 1, 1))
@@ -273,16 +265,16 @@ def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
 @pytest.mark.long
 @settings(max_examples=50)
 @given(st.data())
-def test_windows_choose_exactly_the_rows_within_them(data: st.DataObject) -> None:
-    """An instant belongs to the partitions if and only if a row of that time does, whatever the column's type."""
+def test_windows_select_exactly_the_rows_within_them(data: st.DataObject) -> None:
+    """Compare the selected instants with the windows, for each type of the column."""
     kind, zone = data.draw(st.sampled_from(sorted(DEFINITIONS)))
     definition, keys = DEFINITIONS[kind, zone], KEYS[kind, zone]
     near = data.draw(st.sampled_from(CHANGES))
     about = round(len(keys) * (near - YEAR[0]) / (YEAR[1] - YEAR[0])) + data.draw(st.integers(-40, 40))
     at = min(max(about, 0), len(keys) - 1)
-    wanted = [keys[n] for n in range(at, min(at + data.draw(st.integers(1, 6)), len(keys)))]
-    wanted = [key for n, key in enumerate(wanted) if n == 0 or data.draw(st.booleans())]
-    windows = [definition.time_window_for_partition_key(key) for key in wanted]
+    selected = [keys[n] for n in range(at, min(at + data.draw(st.integers(1, 6)), len(keys)))]
+    selected = [key for n, key in enumerate(selected) if n == 0 or data.draw(st.booleans())]
+    windows = [definition.time_window_for_partition_key(key) for key in selected]
     edges = [t.astimezone(UTC) for w in windows for t in (w.start, w.end)]
     steps = [timedelta(minutes=m) for m in (-90, -61, -60, -31, -30, -1, 0, 1, 29, 30, 59, 60, 90)]
     instants = sorted({edge + step for edge in edges for step in steps})
@@ -292,14 +284,14 @@ def test_windows_choose_exactly_the_rows_within_them(data: st.DataObject) -> Non
         if type_ == "DATE" and kind == "hourly":
             continue
         try:
-            predicate = select(definition, wanted).predicate({"c": type_})
+            predicate = select(definition, selected).predicate({"c": type_})
         except InvalidOption:
-            assert type_ in ("TIMESTAMP", "VARCHAR"), "an instant is never ambiguous, and no day begins in such an hour"
-            assert kind == "hourly", "an hour comes twice"
+            assert type_ in ("TIMESTAMP", "VARCHAR"), "instants are never ambiguous, and no day begins in such an hour"
+            assert kind == "hourly", "an hour is repeated"
             continue
         assert type_ != "VARCHAR" or predicate.count("try_strptime") == 2 * len(spans(windows))
-        asked = [values_of(type_, i, ZoneInfo(zone)) for i in instants]
-        assert {i for i, true in zip(instants, evaluate(predicate, type_, asked), strict=True) if true} == expected
+        candidates = [values_of(type_, i, ZoneInfo(zone)) for i in instants]
+        assert {i for i, true in zip(instants, evaluate(predicate, type_, candidates), strict=True) if true} == expected
 
 
 def spans(windows: Sequence[Any]) -> list[Any]:
@@ -308,8 +300,8 @@ def spans(windows: Sequence[Any]) -> list[Any]:
 
 
 def evaluate(predicate: str, type_: str, values: Sequence[str]) -> list[bool]:
-    """Not through paths: time alone is asked for here, and thousands of times."""
+    """Evaluate the predicate directly, because paths would be slow for thousands of values."""
     rows = ", ".join(f"({n}, CAST({quote_text(v)} AS {type_}))" for n, v in enumerate(values))
     with connect_sandbox() as con:
-        found = con.execute(f"SELECT {predicate} FROM (VALUES {rows}) AS t(n, c) ORDER BY n").fetchall()
-    return [bool(true) for (true,) in found]
+        answers = con.execute(f"SELECT {predicate} FROM (VALUES {rows}) AS t(n, c) ORDER BY n").fetchall()
+    return [bool(true) for (true,) in answers]

@@ -1,6 +1,5 @@
-"""The resource: where tables are, what it is given to get in, and what nobody gets to see of that."""
+"""The resource: addresses of tables, credentials, and texts without secrets."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ dg = pytest.importorskip("dagster")
 
 pytest.importorskip("dagster_aws")
 
-# ruff: noqa: E402 - without the extras there is nothing to import
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 from dagster_aws.s3 import S3Resource
@@ -20,15 +18,15 @@ import icedb
 from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
 from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions
 from icedb_dagster.compute.spark_places import LocalSpark
-from tests.support.dagster.dagster_instance import ONE, TWO, Materialize, returning, rows
-from tests.support.object_stores.rotating_keys import Keys
+from tests.support.dagster.dagster_instance import ONE, TWO, AssetRun, returning, rows
+from tests.support.object_stores.rotating_keys import RotatingKeys
 
 pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster.dagster_instance", "tests.support.object_stores.rotating_keys"]
 
 
 @pytest.mark.parametrize("root", ["s3://lake/events", "s3://lake/events/"])
-def test_the_table_of_an_asset_is_the_root_and_the_parts_of_its_key(root: str) -> None:
+def test_the_address_of_a_table_is_the_root_and_the_asset_key(root: str) -> None:
     lake = IceDBResource(root=root)
     assert lake.uri("flights") == "s3://lake/events/flights"
     assert lake.uri(["a", "b"]) == lake.uri(dg.AssetKey(["a", "b"])) == "s3://lake/events/a/b"
@@ -37,20 +35,18 @@ def test_the_table_of_an_asset_is_the_root_and_the_parts_of_its_key(root: str) -
 @pytest.mark.parametrize(
     "key", [["x", ".."], ["..", "x"], ["x", "."], ["x", ""], ["x/y"], ["x", "_data"], ["_log", "x"], []]
 )
-def test_a_key_that_would_lead_elsewhere_or_into_another_table_is_refused(key: list[str]) -> None:
+def test_a_key_that_leaves_the_root_or_enters_a_table_is_rejected(key: list[str]) -> None:
     with pytest.raises(InvalidOption, match="is not a folder name"):
         IceDBResource(root="s3://lake").uri(dg.AssetKey(key))
     with pytest.raises(InvalidOption, match="is not a folder name"):
         build_table_definitions(dg.AssetKey(key))  # not only when a run opens it
 
 
-def test_assets_whose_keys_have_several_parts_are_folders_in_folders(
-    materialize: Materialize, lake: IceDBResource, tmp_path: Path
-) -> None:
-    materialize(returning(["a", "b"], ONE), returning(["a", "c"], TWO))
-    assert rows(lake, ["a", "b"]) == [(1,)]
-    assert rows(lake, ["a", "c"]) == [(2,)]
-    assert lake.table(["a", "b"]).uri == str(tmp_path / "lake" / "a" / "b")
+def test_asset_keys_become_nested_folders(run: AssetRun, tmp_path: Path) -> None:
+    run(returning(["a", "b"], ONE), returning(["a", "c"], TWO))
+    assert rows(run.lake, ["a", "b"]) == [(1,)]
+    assert rows(run.lake, ["a", "c"]) == [(2,)]
+    assert run.lake.table(["a", "b"]).uri == str(tmp_path / "lake" / "a" / "b")
 
 
 def test_a_table_is_opened_or_created_once(lake: IceDBResource) -> None:
@@ -62,7 +58,7 @@ def test_a_table_is_opened_or_created_once(lake: IceDBResource) -> None:
     assert first.spec.partition_by == ("n",)
 
 
-def test_the_log_of_another_program_is_not_taken_for_a_missing_table(lake: IceDBResource) -> None:
+def test_a_log_without_a_spec_is_not_a_missing_table(lake: IceDBResource) -> None:
     table = lake.table_or_create("events")
     table.insert(ONE)
     (Path(table.uri) / "_table.json").unlink()
@@ -73,7 +69,7 @@ def test_the_log_of_another_program_is_not_taken_for_a_missing_table(lake: IceDB
 SECRET = "sEcReT-that-must-not-be-shown"
 
 
-def test_what_is_shown_of_a_resource_has_no_secret_in_it() -> None:
+def test_the_text_of_a_resource_contains_no_secret() -> None:
     lake = IceDBResource(root="s3://lake", storage_options={"AWS_SECRET_ACCESS_KEY": SECRET})
     with_s3 = IceDBResource(root="s3://lake", s3=S3Resource(aws_secret_access_key=SECRET))
     for text in (repr(lake), str(lake), f"{lake}", repr(with_s3), str(with_s3)):
@@ -85,22 +81,25 @@ def test_what_is_shown_of_a_resource_has_no_secret_in_it() -> None:
     ("resource", "fields"),
     [
         (IceDBResource, {"root": "lake", "storage_options": {"AWS_SECRET_ACCESS_KEY": [SECRET]}}),
+        (IceDBResource, {"root": "lake", "storage_options": SECRET}),
         (IceDBIOManager, {"icedb": IceDBResource(root="lake"), "mode": [SECRET]}),
+        (IceDBIOManager, {"icedb": IceDBResource(root="lake"), "preview_rows": SECRET}),
         (LocalSpark, {"env": {"TOKEN": [SECRET]}}),
     ],
 )
-def test_a_field_of_another_type_is_named_and_its_value_is_not_shown(resource: Any, fields: dict[str, Any]) -> None:
+def test_a_field_of_a_wrong_type_is_named_without_its_value(resource: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=f"{resource.__name__}: {[*fields][-1]}") as refused:
         resource(**fields)
     assert SECRET not in str(refused.value)
+    assert refused.value.__suppress_context__
 
 
 @pytest.mark.s3
 def test_secrets_come_from_the_environment_and_stay_out_of_the_event_log(
     instance: dg.DagsterInstance, s3: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {**s3.storage_options, "AWS_SECRET_ACCESS_KEY": dg.EnvVar("THE_SECRET")}
-    lake = IceDBResource(root=s3.uri, storage_options=given)
+    options = {**s3.storage_options, "AWS_SECRET_ACCESS_KEY": dg.EnvVar("THE_SECRET")}
+    lake = IceDBResource(root=s3.uri, storage_options=options)
     resources = {"io_manager": IceDBIOManager(icedb=lake), "icedb": lake}
 
     @dg.asset(ins={"upstream": dg.AssetIn(name)})
@@ -122,13 +121,13 @@ def test_secrets_come_from_the_environment_and_stay_out_of_the_event_log(
     for result, secret in ((good, s3.storage_options["AWS_SECRET_ACCESS_KEY"]), (bad, SECRET)):
         run = instance.get_run_by_id(result.run_id)
         assert run is not None
-        kept = [
+        texts = [
             *map(str, instance.all_logs(run.run_id)),
             str(run),
             str(instance.get_job_snapshot(run.job_snapshot_id or "")),
         ]
-        assert len(kept) > 10
-        assert not any(secret in text for text in kept)
+        assert len(texts) > 10
+        assert not any(secret in text for text in texts)
 
 
 def secrets_of(s3: Any) -> tuple[str, str]:
@@ -136,33 +135,33 @@ def secrets_of(s3: Any) -> tuple[str, str]:
 
 
 @pytest.mark.s3
-def test_an_s3_resource_gives_endpoint_region_and_keys(
+def test_an_s3_resource_provides_endpoint_region_and_keys(
     instance: dg.DagsterInstance, s3: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     key, secret = secrets_of(s3)
     monkeypatch.setenv("THE_SECRET", secret)
-    given = S3Resource(
+    s3_resource = S3Resource(
         endpoint_url=s3.storage_options["AWS_ENDPOINT_URL"],
         region_name="us-east-1",
         aws_access_key_id=key,
         aws_secret_access_key=dg.EnvVar("THE_SECRET"),
     )
-    lake = IceDBResource(root=s3.uri, s3=given)
+    lake = IceDBResource(root=s3.uri, s3=s3_resource)
     result = dg.materialize([returning(name, ONE)], resources={"io_manager": IceDBIOManager(icedb=lake)},
                             instance=instance)  # fmt: skip
     assert result.success
-    assert lake.table(name).query("SELECT n FROM t").fetchall() == [(1,)]  # in a script, variables are read, too
-    kept = [*map(str, instance.all_logs(result.run_id)), repr(lake), str(instance.get_run_by_id(result.run_id))]
-    kept += [*capfd.readouterr()]
-    assert not any(secret in text for text in kept)
+    assert lake.table(name).query("SELECT n FROM t").fetchall() == [(1,)]  # a script reads the variable too
+    texts = [*map(str, instance.all_logs(result.run_id)), repr(lake), str(instance.get_run_by_id(result.run_id))]
+    texts += [*capfd.readouterr()]
+    assert not any(secret in text for text in texts)
 
 
 @pytest.mark.s3
-def test_the_session_of_an_s3_resource_is_asked_again_while_a_run_works(
-    instance: dg.DagsterInstance, s3: Any, name: str, keys: Keys, profile: str
+def test_credentials_of_an_s3_resource_are_renewed_during_a_run(
+    instance: dg.DagsterInstance, s3: Any, name: str, keys: RotatingKeys, profile: str
 ) -> None:
-    given = S3Resource(endpoint_url=s3.storage_options["AWS_ENDPOINT_URL"], profile_name=profile)
-    lake = IceDBResource(root=s3.uri, s3=given)
+    s3_resource = S3Resource(endpoint_url=s3.storage_options["AWS_ENDPOINT_URL"], profile_name=profile)
+    lake = IceDBResource(root=s3.uri, s3=s3_resource)
     used = set()
 
     @dg.asset(key=name)
@@ -193,12 +192,12 @@ def test_the_session_of_an_s3_resource_is_asked_again_while_a_run_works(
         ({"region_name": dg.EnvVar("NOT_SET_ANYWHERE")}, "NOT_SET_ANYWHERE is not set"),
     ],
 )
-def test_what_an_s3_resource_asks_for_and_cannot_have_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_of_an_s3_resource_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         IceDBResource(root="s3://lake", s3=S3Resource(**fields)).table("events")
 
 
-def test_an_s3_resource_is_one_of_dagster_aws_and_the_only_source_of_keys() -> None:
+def test_an_s3_resource_is_the_only_source_of_keys() -> None:
     with pytest.raises(InvalidOption, match="not an S3Resource"):
         IceDBResource(root="s3://lake", s3=IceDBResource(root="s3://other")).table("events")
     both = IceDBResource(root="s3://lake", s3=S3Resource(), storage_options={"AWS_SESSION_TOKEN": "a"})
@@ -209,7 +208,7 @@ def test_an_s3_resource_is_one_of_dagster_aws_and_the_only_source_of_keys() -> N
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "aws_session_token"])
-def test_a_secret_that_stands_in_the_code_is_refused_before_dagster_keeps_it(name: str) -> None:
+def test_a_literal_secret_in_code_is_rejected(name: str) -> None:
     lake = IceDBResource(root="s3://lake", storage_options={name: SECRET})
     nested = IceDBResource(root="s3://lake", s3=S3Resource(**{name.lower(): SECRET}))
     for resource in (lake, nested):
@@ -225,22 +224,21 @@ def test_a_secret_that_stands_in_the_code_is_refused_before_dagster_keeps_it(nam
         dg.materialize([returning("a", ONE)], resources={"io_manager": IceDBIOManager(icedb=lake)})
 
 
-def test_what_dagster_keeps_of_a_code_location_names_variables_and_has_no_secret(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dagster_s_snapshot_of_code_names_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_SECRET", SECRET)
     variable = dg.EnvVar("THE_SECRET")
-    given = S3Resource(aws_access_key_id="a", aws_secret_access_key=variable)
+    s3_resource = S3Resource(aws_access_key_id="a", aws_secret_access_key=variable)
     lake = IceDBResource(root="s3://lake", storage_options={"AWS_SECRET_ACCESS_KEY": variable})
-    resources = {"icedb": lake, "io_manager": IceDBIOManager(icedb=lake), "nested": IceDBResource(root="x", s3=given)}
+    nested = IceDBResource(root="x", s3=s3_resource)
+    resources = {"icedb": lake, "io_manager": IceDBIOManager(icedb=lake), "nested": nested}
     defs = dg.Definitions(assets=[returning("a", ONE)], jobs=[dg.define_asset_job("j")], resources=resources)
-    kept = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
-    assert "THE_SECRET" in kept
-    assert SECRET not in kept
+    serialized = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
+    assert "THE_SECRET" in serialized
+    assert SECRET not in serialized
     assert SECRET not in serialize_value(defs.resolve_job_def("j").get_job_snapshot())
 
 
-def test_a_script_may_use_the_resource_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_can_use_the_resource(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
     variable = IceDBResource(root=dg.EnvVar("LAKE_ROOT"), s3=S3Resource())
     assert variable.table_or_create("events").uri == str(tmp_path / "lake" / "events")

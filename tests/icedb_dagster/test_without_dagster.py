@@ -1,11 +1,10 @@
-"""Without Dagster: what works then, and what is said of what does not."""
+"""Imports without Dagster."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.processes import run_python
 
 IMPORT_WITHOUT_DAGSTER = """
 import sys
@@ -23,8 +22,8 @@ import icedb_dagster
 
 
 @pytest.mark.process
-def test_without_dagster_icedb_works_and_icedb_dagster_says_what_to_install() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT_WITHOUT_DAGSTER], capture_output=True, check=False, text=True)
+def test_icedb_works_without_dagster_and_icedb_dagster_names_the_extra() -> None:
+    done = run_python("-c", IMPORT_WITHOUT_DAGSTER, check=False)
     assert done.returncode != 0
     assert done.stdout.strip() == "icedb is there"
     assert "pip install 'icedb-dagster[dagster]'" in done.stderr.splitlines()[-1]

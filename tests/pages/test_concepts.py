@@ -1,4 +1,4 @@
-"""The drawings of the concepts can be read by themselves, and say what the code does; the comparison quotes results."""
+"""Drawings of the concepts are self-contained and state the defaults; the comparison quotes the results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MEGABYTE = 2**20
 
 
 def words(name: str) -> str:
-    """All text of a drawing."""
+    """Return all text of a drawing."""
     root = ET.parse(DOCS / "images" / "concepts" / f"{name}.svg").getroot()
     return " ".join(text.text or "" for text in root.iter(f"{SVG}text"))
 
 
 @pytest.mark.parametrize("drawing", [*DRAWINGS, DOCS / "images" / "architecture.svg"], ids=lambda drawing: drawing.stem)
-def test_a_drawing_is_text_on_a_card_and_needs_nothing_else(drawing: Path) -> None:
+def test_a_drawing_is_self_contained_text_on_a_card(drawing: Path) -> None:
     content = drawing.read_text()
     root = ET.fromstring(content)
     width, height = (float(root.get(name, "0")) for name in ("width", "height"))
@@ -34,7 +34,7 @@ def test_a_drawing_is_text_on_a_card_and_needs_nothing_else(drawing: Path) -> No
     assert root.findtext(f"{SVG}title")
     assert root.findtext(f"{SVG}desc")
     [card] = [r for r in root.iter(f"{SVG}rect") if r.get("class") == "card"]
-    assert float(card.get("width", "0")) == width - 1  # what is behind the text, in the dark, too
+    assert float(card.get("width", "0")) == width - 1  # the background of the text, also in dark mode
     texts = list(root.iter(f"{SVG}text"))
     assert len(texts) > 5
     assert all(0 < float(t.get("x", "-1")) < width and 0 < float(t.get("y", "-1")) < height for t in texts)
@@ -45,11 +45,11 @@ def test_a_drawing_is_text_on_a_card_and_needs_nothing_else(drawing: Path) -> No
 
 def test_each_drawing_is_on_a_page() -> None:
     pages = "".join(page.read_text() for page in (DOCS / "concepts").glob("*.md"))
-    shown = set(re.findall(r"\]\(\.\./images/concepts/([\w-]+\.svg)\)", pages))
-    assert shown == {drawing.name for drawing in DRAWINGS}
+    named = set(re.findall(r"\]\(\.\./images/concepts/([\w-]+\.svg)\)", pages))
+    assert named == {drawing.name for drawing in DRAWINGS}
 
 
-def test_drawings_say_the_times_and_sizes_that_hold() -> None:
+def test_drawings_state_the_default_times_and_sizes() -> None:
     timing = Timing()
     assert timing.grace_ms == 3_600_000
     assert "grace, 1 hour" in words("horizon")
@@ -64,7 +64,7 @@ def test_drawings_say_the_times_and_sizes_that_hold() -> None:
     assert "sixteen of them" in tiers
 
 
-def test_figures_of_the_comparison_are_those_of_the_results() -> None:
+def test_figures_of_the_comparison_are_in_the_results() -> None:
     page = (DOCS / "comparison.md").read_text()
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
     quoted = re.findall(r"[\d.]+ \([\d.]+ to [\d.]+\)", page)

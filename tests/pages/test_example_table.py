@@ -1,4 +1,4 @@
-"""docs/example-table is what its page says, to the library and to a reader made from the format page alone."""
+"""docs/example-table matches its page, for the library and for a reader made from the format page alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from icedb import Table
 from icedb.errors import SnapshotExpired
 from icedb.transaction.pin_objects import read_pins
-from icedb.writer.part_writer import digest
-from tests.support.make_example_table import FOLDER, Story, answer, expected, put, readme
-from tests.support.site.page_reader import Reading, read_as_the_page_says
+from icedb.writer.encoding.parquet_encoder import file_digest
+from tests.support.make_example_table import FOLDER, ExampleTable, answer, expected, put, readme
+from tests.support.site.page_reader import PageReading, read_as_the_page_says
 
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
 OBJECTS = {p.relative_to(FOLDER / "table").as_posix(): p.read_bytes() for p in (FOLDER / "table").rglob("*.*")}
@@ -24,18 +24,18 @@ OBJECTS = {p.relative_to(FOLDER / "table").as_posix(): p.read_bytes() for p in (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy, with the times that the store had given."""
+    """Return a copy with the store's times."""
     put(tmp_path / "table", OBJECTS, EXPECTED["stored_ms"])
     return tmp_path / "table"
 
 
-def reading() -> Reading:
+def reading() -> PageReading:
     return read_as_the_page_says(OBJECTS, "", stored_ms=EXPECTED["stored_ms"])
 
 
 @pytest.mark.long
-def test_the_objects_are_those_that_the_script_makes() -> None:
-    story = Story()
+def test_the_objects_equal_those_of_the_script() -> None:
+    story = ExampleTable()
     story.tell()
     assert OBJECTS.keys() == story.store.objects.keys() == EXPECTED["stored_ms"].keys()
     for key, body in OBJECTS.items():
@@ -45,21 +45,21 @@ def test_the_objects_are_those_that_the_script_makes() -> None:
 
 
 def without_contents(value: object) -> str:
-    """The bytes of a part are for DuckDB's version to say."""
+    """Remove sizes and digests of parts, which depend on DuckDB's version."""
     text = value.decode() if isinstance(value, bytes) else json.dumps(value)
     text = re.sub(r'(\\?"(?:b|bytes)\\?": ?)\d+', r"\1 0", text)
     return re.sub(r'(\\?"(?:h|digest)\\?": ?)\\?"\w+', r"\1", text)
 
 
-def test_the_page_says_what_expected_json_says() -> None:
+def test_the_page_equals_expected_json() -> None:
     assert (FOLDER / "README.md").read_text() == readme(EXPECTED)
 
 
-def test_it_is_small() -> None:
+def test_the_example_table_is_small() -> None:
     assert sum(map(len, OBJECTS.values())) < 20_000
 
 
-def test_the_library_reads_it_and_writes_nothing(folder: Path) -> None:
+def test_the_library_reads_the_example_table_and_writes_nothing(folder: Path) -> None:
     before = contents(folder)
     table = Table.open(folder)
     state = table.handle.read(everything=True)
@@ -84,7 +84,7 @@ def test_the_library_reads_it_and_writes_nothing(folder: Path) -> None:
     assert contents(folder) == before
 
 
-def test_verify_finds_nothing_but_the_orphan(folder: Path) -> None:
+def test_verify_reports_only_the_orphan(folder: Path) -> None:
     report = Table.open(folder).verify(deep=True)
     assert report.ok
     assert list(report.orphans) == EXPECTED["orphans"]
@@ -108,7 +108,7 @@ def test_a_reader_made_from_the_format_page_alone_agrees() -> None:
             assert read.partition_by(snapshot["as_of_ms"]) == snapshot["partition_by"]
 
 
-def test_its_partitioning_and_its_declared_columns_changed() -> None:
+def test_partitioning_and_declared_columns_changed() -> None:
     [earlier] = EXPECTED["spec"]["earlier"]
     assert EXPECTED["spec"]["declared_ms"] == {"note": earlier["until"]}
     taken = [s for s in EXPECTED["snapshots"] if "columns" in s]
@@ -118,14 +118,14 @@ def test_its_partitioning_and_its_declared_columns_changed() -> None:
     assert ["note" in s["columns"] for s in taken] == altered
 
 
-def test_the_parts_are_what_their_markers_say(folder: Path) -> None:
+def test_the_parts_match_their_markers(folder: Path) -> None:
     for part in EXPECTED["live_parts"]:
         path = folder / part["key"]
         rows = duckdb.sql(f"SELECT * FROM read_parquet('{path}', hive_partitioning = false)").fetchall()
-        assert (len(rows), path.stat().st_size, digest(path)) == (part["rows"], part["bytes"], part["digest"])
+        assert (len(rows), path.stat().st_size, file_digest(path)) == (part["rows"], part["bytes"], part["digest"])
 
 
-def test_a_pin_is_lost_with_the_times_of_the_store(folder: Path) -> None:
+def test_a_copy_without_store_times_loses_its_pin(folder: Path) -> None:
     copy = shutil.copytree(folder, folder.parent / "copy", copy_function=shutil.copyfile)
     with pytest.raises(SnapshotExpired):
         Table.open(copy).snapshot(EXPECTED["pins"]["audit"])

@@ -1,4 +1,4 @@
-"""The page of questions and errors: every public error is there, below the right parent, with words that it says."""
+"""The page of questions and errors: each public error has a section with its parent and its messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from icedb import errors
 from tests.support.site.pages import ROOT
 
 PAGE = (ROOT / "docs" / "faq.md").read_text()
-#: Those that are only there to be caught.
+#: Errors that are only caught, never raised.
 PARENTS = {"CorruptionError", "InvalidRequestError", "IceDBError", "OutcomeUnknownError", "RetryableError"}
 ERRORS = sorted(set(errors.__all__) - PARENTS)
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.DOTALL | re.MULTILINE))
@@ -20,26 +20,26 @@ SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.DOTALL 
 
 @cache
 def texts() -> str:
-    """All texts of the code that may be part of a message, each on a line, without what is filled in."""
-    found = []
+    """Return all texts of the code that may be part of a message, each on a line, without the inserted values."""
+    texts = []
     for package in ("icedb", "icedb_dagster"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
-                    found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+                    texts.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return "\n".join(found)
+                    texts.append(node.value)
+    return "\n".join(texts)
 
 
-def test_each_public_error_has_its_section_and_no_other_has() -> None:
+def test_each_public_error_has_one_section() -> None:
     assert sorted(name for name in SECTIONS if hasattr(errors, name)) == ERRORS
     of_the_page = re.findall(r"^### (\w+)$", PAGE.partition("\n## Errors of icedb\n")[2], flags=re.MULTILINE)
-    assert of_the_page == ERRORS  # in the order of the alphabet
+    assert of_the_page == ERRORS  # in alphabetical order
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_section_says_what_kind_of_error_it_is(name: str) -> None:
+def test_a_section_names_the_parents_of_its_error(name: str) -> None:
     kind = getattr(errors, name)
     [parent, builtin] = re.findall(r"\*(\w+),\s(\w+)\.\*\s*\Z", SECTIONS[name])[0]
     assert issubclass(kind, getattr(errors, parent))
@@ -48,7 +48,7 @@ def test_a_section_says_what_kind_of_error_it_is(name: str) -> None:
 
 
 @pytest.mark.long
-def test_quoted_messages_are_said_by_the_code() -> None:
+def test_quoted_messages_occur_in_the_code() -> None:
     quoted = re.findall(r"^> (.*)$", PAGE, flags=re.MULTILINE)
     assert len(quoted) > len(ERRORS)
     for message in quoted:
@@ -56,7 +56,7 @@ def test_quoted_messages_are_said_by_the_code() -> None:
         assert re.search(pattern, texts()), message
 
 
-def test_fields_that_the_page_names_are_there() -> None:
+def test_documented_fields_of_errors_exist() -> None:
     conflict = errors.SchemaConflict("", column="a", types=("BIGINT", "DOUBLE"))
     assert (conflict.column, conflict.types) == ("a", ("BIGINT", "DOUBLE"))
     assert errors.SnapshotExpired("", horizon_ms=1).horizon_ms == 1

@@ -1,7 +1,8 @@
-"""docs/format.md is true: the library writes and reads its examples, and a reader made from it alone agrees."""
+"""docs/format.md: the library writes and reads its examples, and agrees with a reader made from the page alone."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from icedb.reader.history import CommitKind
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.pin_objects import read_pins
 from icedb.writer.spec_validation import checked_spec
-from tests.support.site.page_reader import Reading, Refresher, read_as_the_page_says
+from tests.support.site.page_reader import PageReading, Refresher, read_as_the_page_says
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 PREFIX = "lake/clicks"
@@ -36,13 +37,15 @@ LOG = {key: body.encode() for key, body in OBJECTS.items() if "/_log/" in key}
 KEYS = Keys(PREFIX)
 
 
-# ------------------------------------------------------------------------------------------------ the page's examples
-
-
 def tables_of(heading: str) -> list[list[list[str]]]:
-    """The cells of the page's tables whose heading line begins so."""
-    found = re.findall(rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
-    return [[[cell.strip() for cell in line[1:-1].split("|")] for line in body.splitlines()] for body in found]
+    """Return the cells of the page's tables whose heading line begins with this."""
+    bodies = re.findall(rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
+    return [[[cell.strip() for cell in line[1:-1].split("|")] for line in body.splitlines()] for body in bodies]
+
+
+def block_of(language: str) -> str:
+    [text] = re.findall(rf"^```{language}\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return text
 
 
 def table_of(heading: str) -> list[list[str]]:
@@ -68,20 +71,20 @@ def test_the_page_has_examples() -> None:
 
 
 @pytest.mark.parametrize("key", LOG)
-def test_an_example_is_read_and_would_be_written_again_to_the_letter(key: str) -> None:
+def test_an_example_is_decoded_and_encoded_to_the_same_bytes(key: str) -> None:
     file, name = decode(LOG[key], key, KEYS), KEYS.parse_log_file(key)
     assert encode(file) == LOG[key]
     assert (name.t_ms, name.merged, name.epoch) == (file.t_ms, file.carries_tombstones, file.epoch)
 
 
 @pytest.mark.parametrize("key", [KEYS.epoch_claim(1), KEYS.txn_claim("orders", 17)])
-def test_the_examples_of_claims_hold_their_log_files(key: str) -> None:
+def test_the_examples_of_claims_contain_their_log_files(key: str) -> None:
     claim = json.loads(OBJECTS[key])
     assert claim["body"] == OBJECTS[claim["key"]]
     assert claim["t"] == json.loads(claim["body"].split("\n")[0])["t"]
 
 
-def test_the_example_of_a_spec_is_one() -> None:
+def test_the_example_of_a_spec_is_valid() -> None:
     body = OBJECTS[KEYS.spec].encode()
     spec = decode_spec(body, table=PREFIX, key=KEYS.spec)
     assert encode_spec(spec) == body
@@ -91,8 +94,8 @@ def test_the_example_of_a_spec_is_one() -> None:
     assert [name.strip("`") for name, *_ in table_of("key | meaning | when missing")] == fields
 
 
-def test_the_example_of_what_else_a_spec_may_say_would_be_written_so() -> None:
-    [text] = re.findall(r"^```json spec\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+def test_the_example_of_optional_spec_keys_is_encoded_so() -> None:
+    text = block_of("json spec")
     spec = decode_spec(text.encode(), table=PREFIX, key=KEYS.spec)
     assert json.loads(encode_spec(spec)) == json.loads(encode_spec(TableSpec())) | json.loads(text)
     assert checked_spec(spec, table=PREFIX) == spec
@@ -100,33 +103,26 @@ def test_the_example_of_what_else_a_spec_may_say_would_be_written_so() -> None:
 
 def test_the_kinds_of_merging_are_on_the_page() -> None:
     kinds = {k.__struct_config__.tag: {f.encode_name for f in msgspec.structs.fields(k)} for k in get_args(Merging)}
-    told = {kind.strip("`"): {"by", *re.findall(r"`(\w+)`", keys)} for kind, _, keys in table_of("`kind`")}
-    assert told == kinds
+    documented = {kind.strip("`"): {"by", *re.findall(r"`(\w+)`", keys)} for kind, _, keys in table_of("`kind`")}
+    assert documented == kinds
 
 
 def test_every_key_of_a_log_file_is_on_the_page() -> None:
-    records = [
-        {f.encode_name for f in msgspec.structs.fields(record)} for record in (Header, LogTombstoneRecord, Marker)
-    ]
+    kinds = (Header, LogTombstoneRecord, Marker)
+    records = [{f.encode_name for f in msgspec.structs.fields(kind)} for kind in kinds]
     assert [{name.strip("`") for name, *_ in table} for table in tables_of("key | type | meaning")] == records
 
 
-def test_the_example_of_columns_with_their_times_is_what_is_written() -> None:
-    [text] = re.findall(r"^```jsonl columns\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    file = decode(text.encode(), KEYS.log_file(1_795_263_600_000, merged=True, writer="w.e3"), KEYS)
-    assert encode(file).decode() == text
-    assert (file.schema_ms, file.column_ms) == (1_795_255_200_000, {"seen": 1_795_255_260_000})
-
-
-def test_the_example_of_operations_that_are_carried_is_what_is_written() -> None:
-    [text] = re.findall(r"^```jsonl operations\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    file = decode(text.encode(), KEYS.log_file(1_795_263_600_000, merged=True, writer="w.e9"), KEYS)
-    assert encode(file).decode() == text
-    merges, restored_ms = (1_795_255_800_000, 1_795_256_400_000), 1_795_257_000_000
-    assert (file.operation, file.operations) == (
-        "merge_log",
-        {**dict.fromkeys(merges, "merge"), restored_ms: "restore"},
-    )
+def test_the_examples_of_carried_times_are_encoded_so() -> None:
+    files = {}
+    for name, writer in (("columns", "w.e3"), ("operations", "w.e9")):
+        text = block_of(f"jsonl {name}")
+        files[name] = decode(text.encode(), KEYS.log_file(1_795_263_600_000, merged=True, writer=writer), KEYS)
+        assert encode(files[name]).decode() == text
+    columns, operations = files["columns"], files["operations"]
+    assert (columns.schema_ms, columns.column_ms) == (1_795_255_200_000, {"seen": 1_795_255_260_000})
+    carried = {1_795_255_800_000: "merge", 1_795_256_400_000: "merge", 1_795_257_000_000: "restore"}
+    assert (operations.operation, operations.operations) == ("merge_log", carried)
 
 
 def test_the_names_of_operations_are_on_the_page() -> None:
@@ -134,8 +130,8 @@ def test_the_names_of_operations_are_on_the_page() -> None:
     assert set(re.findall(r"`(\w+)`", text)) == set(get_args(CommitKind)) - {"log", "void"}
 
 
-def test_the_example_of_a_void_is_what_is_written() -> None:
-    [text] = re.findall(r"^```jsonl void\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+def test_the_example_of_a_void_is_encoded_so() -> None:
+    text = block_of("jsonl void")
     key = max(LOG)
     void = decode(text.encode(), key, KEYS)
     assert void == LogFile(decode(LOG[key], key, KEYS).t_ms, {}, epoch=4, live_epochs=(3, 4), void=True)
@@ -143,7 +139,7 @@ def test_the_example_of_a_void_is_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("row", table_of("after"), ids=lambda row: row[0])
-def test_the_examples_mean_what_the_page_says(row: list[str]) -> None:
+def test_replay_of_the_examples_equals_the_page(row: list[str]) -> None:
     _, listed, epoch, ignored, live, rows = row
     state, reading = state_of(log_of(listed)), read_as_the_page_says(log_of(listed), f"{PREFIX}/")
     assert len(state.files) == len(listed.split())
@@ -155,7 +151,7 @@ def test_the_examples_mean_what_the_page_says(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("row", table_of("snapshot at"), ids=lambda row: row[0])
-def test_the_past_of_the_examples_is_what_the_page_says(row: list[str]) -> None:
+def test_snapshots_of_the_examples_equal_the_page(row: list[str]) -> None:
     as_of_ms = int(row[0])
     listings = {after: listed for after, listed, *_ in table_of("after")}
     for listed, expected in ((listings["the drop"], row[1]), (listings["the cleanup"], row[2])):
@@ -170,12 +166,12 @@ def test_the_past_of_the_examples_is_what_the_page_says(row: list[str]) -> None:
             assert short({m.key for m in live_markers(state, as_of_ms)}) == short(reading.live(as_of_ms)) == expected
 
 
-def the_story(clock: ManualClock) -> tuple[dict[str, bytes], ClockedStore]:
-    """All but the parts that was ever put, and the store at the end."""
+def write_examples(clock: ManualClock) -> tuple[dict[str, bytes], ClockedStore]:
+    """Return all objects except parts that were ever written, and the store at the end."""
     clock.set(1_795_255_200_000)
     store = ClockedStore(clock, prefix=PREFIX)
     table = create_table(store, clock, partition_by=["strftime(ts, '%Y-%m-%d') AS d"], sort_by=["user_id"])
-    table.handle.writer = "web-41-d4735e3a265e"
+    table = Table(dataclasses.replace(table.handle, writer="web-41-d4735e3a265e"))
     written: dict[str, bytes] = {}
 
     def note(act: Callable[[], object], *, minutes: int) -> None:
@@ -195,8 +191,8 @@ def the_story(clock: ManualClock) -> tuple[dict[str, bytes], ClockedStore]:
     return written, store
 
 
-def test_the_library_still_writes_the_examples(clock: ManualClock) -> None:
-    written, store = the_story(clock)
+def test_the_library_writes_the_examples(clock: ManualClock) -> None:
+    written, store = write_examples(clock)
     for key, body in OBJECTS.items():
         assert without_contents(written[key].decode()) == without_contents(body), key
     assert {k for k in written if "/_log/" in k} == set(LOG)
@@ -209,12 +205,12 @@ def clicks(rows: Sequence[tuple[int, int, int, str | None]]) -> list[dict[str, o
 
 
 def without_contents(text: str) -> str:
-    """How many bytes a part has, and which, is for Parquet's writer to say."""
+    """Remove sizes and digests of parts, which depend on the writer of Parquet."""
     return re.sub(r'(\\?"h\\?":\\?)"\w+', r'\1"', re.sub(r'(\\?"b\\?"):\d+', r"\1:0", text))
 
 
 @pytest.mark.parametrize("row", table_of("value"), ids=lambda row: row[1])
-def test_values_are_encoded_as_the_page_says(row: list[str]) -> None:
+def test_partition_values_are_encoded_as_documented(row: list[str]) -> None:
     words = {"null": None, "the empty text": ""}
     value = row[0].strip("`") if row[0].startswith("`") else words[row[0]]
     path = row[1].strip("`")
@@ -222,20 +218,15 @@ def test_values_are_encoded_as_the_page_says(row: list[str]) -> None:
     assert decode_partition(path) == {"c": value}
 
 
-def test_the_times_are_the_defaults() -> None:
+def test_the_documented_times_are_the_defaults() -> None:
     units = {"minute": MINUTE_MS, "minutes": MINUTE_MS, "hour": HOUR_MS, "hours": HOUR_MS, "days": DAY_MS}
-    documented = {}
-    for name, default, *_ in table_of("name"):
-        number, unit = default.split()
-        documented[name.strip("`")] = int(number) * units[unit]
+    defaults = {name.strip("`"): default.split() for name, default, *_ in table_of("name")}
+    documented = {name: int(number) * units[unit] for name, (number, unit) in defaults.items()}
     assert documented == {name: getattr(Timing(), name) for name in Timing.__dataclass_fields__}
 
 
-# ------------------------------------------------------------------------------------------------ a table of its own
-
-
-def agrees(table: Table, reading: Reading) -> None:
-    """The library's answers, now and at each time at which something changed, are those of the other reader."""
+def check_same(table: Table, reading: PageReading) -> None:
+    """Check that both readers agree about the present and each time of a change."""
     handle, state = table.handle, table.handle.read(fresh=True)
     assert (reading.epoch, reading.horizon, reading.schema) == (state.epoch, state.horizon_ms, dict(state.schema))
     assert reading.txn == {application: sequence for application, (sequence, _) in state.txn.items()}
@@ -258,7 +249,7 @@ def agrees(table: Table, reading: Reading) -> None:
 
 
 def steps(table: Table) -> Iterator[object]:
-    """Two rounds of everything that this version can do to a table."""
+    """Apply every operation of this version to a table, twice."""
     for n in range(2):
         for k in ("1", "2", None):
             yield table.insert([{"k": k, "n": 10 * n}, {"k": "a/b =ü", "n": n}])
@@ -284,7 +275,7 @@ def steps(table: Table) -> Iterator[object]:
 STEPS = 2 * 19
 
 
-def read_store(store: ClockedStore, clock: ManualClock) -> Reading:
+def read_store(store: ClockedStore, clock: ManualClock) -> PageReading:
     objects = dict(store.objects)
     stored_ms = {k: o.stored_ms for k, o in objects.items()}
     bodies = {k: o.body for k, o in objects.items()}
@@ -305,7 +296,8 @@ def test_a_reader_made_from_the_page_agrees_on_a_local_table(tmp_path: Path) -> 
     table = Table.create(tmp_path / "t", partition_by=["k AS p"], sort_by=["n"])
     done = 0
     for _ in steps(table):
-        agrees(table, read_as_the_page_says(read_folder(tmp_path / "t"), "", stored_ms=stored_times(tmp_path / "t")))
+        objects, stored_ms = read_folder(tmp_path / "t"), stored_times(tmp_path / "t")
+        check_same(table, read_as_the_page_says(objects, "", stored_ms=stored_ms))
         done += 1
     assert done == STEPS
 
@@ -318,7 +310,7 @@ def test_a_reader_made_from_the_page_agrees_on_a_table_in_two_stores(tmp_path: P
         reading = read_as_the_page_says(
             read_folder(data), "", log_store=read_folder(log), stored_ms=stored_times(log), now_ms=0
         )
-        agrees(Table.open(data), reading)
+        check_same(Table.open(data), reading)
     assert {key.split("/")[0] for key in read_folder(data)} == {"_data", "_table.json"}
     assert {key.split("/")[0] for key in read_folder(log)} == {"_log", "_claims"}
 
@@ -328,21 +320,19 @@ def test_a_reader_made_from_the_page_agrees_at_every_hour(clocked: ClockedStore,
     table = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"])
     horizons, pins_needed = set(), 0
     for _ in steps(table):
-        agrees(table, read_store(clocked, clock))
+        check_same(table, read_store(clocked, clock))
         clock.advance(HOUR_MS)
         table.cleanup()
         reading = read_store(clocked, clock)
-        agrees(table, reading)
+        check_same(table, reading)
         horizons.add(reading.horizon)
         pins_needed += sum(at < reading.horizon for at in reading.pinned)
-    assert len(horizons) > 3, "cleanup had something to forget"
-    assert pins_needed > 3, "and pins to heed"
+    assert len(horizons) > 3, "cleanup advanced no horizon"
+    assert pins_needed > 3, "no pin was older than the horizon"
 
 
 @pytest.mark.long
-def test_a_reader_that_refreshes_as_the_page_says_reads_what_others_read(
-    clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_refreshing_reader_made_from_the_page_agrees(clocked: ClockedStore, clock: ManualClock) -> None:
     table, refresher = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"]), Refresher()
     prefix = f"{clocked.location.prefix}/"
     for _ in steps(table):

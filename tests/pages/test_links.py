@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, all have a place in the navigation, the reference has every public name."""
+"""The pages: links have targets, the navigation lists every page, and the reference has every public name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ REFERENCE = DOCS / "reference"
 
 
 def headings(page: Path) -> set[str]:
-    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in titles}
 
 
 def structs_of(module: ModuleType) -> list[Any]:
@@ -38,21 +38,21 @@ def structs_of(module: ModuleType) -> list[Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_the_links_of_a_page_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         file, _, anchor = target.partition("#")
-        there = page.parent / file if file else page
-        assert there.is_file(), target
-        assert not anchor or anchor in headings(there), target
+        linked = page.parent / file if file else page
+        assert linked.is_file(), target
+        assert not anchor or anchor in headings(linked), target
 
 
 def test_every_page_has_one_place_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     named = list(beyond.pages_named(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
     assert len(named) == len(set(named))
-    here = {page for page in named if not page.startswith("project/")}
-    assert here == {page.relative_to(DOCS).as_posix() for page in PAGES}, "give each page its place in mkdocs.yml"
-    for page in set(named) - here:
+    own = {page for page in named if not page.startswith("project/")}
+    assert own == {page.relative_to(DOCS).as_posix() for page in PAGES}, "list each page in mkdocs.yml"
+    for page in set(named) - own:
         assert (ROOT / beyond.in_repository(PurePosixPath(page))).is_file(), page
 
 
@@ -62,14 +62,13 @@ def test_the_readme_links_the_main_pages() -> None:
     assert linked >= {f"docs/{page}.md" for page in main}
 
 
-# ------------------------------------------------------------------------------------------------ reference
-
-
 def names_in_reference() -> set[str]:
-    """What pages of the reference show: by name, or with the module that they show whole."""
-    shown = {name for page in REFERENCE.glob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)}
-    modules = [importlib.import_module(n) for n in shown if n.rpartition(".")[2].islower() and _is_module(n)]
-    return shown | {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+    """Return the names that pages of the reference show, one by one or as whole modules."""
+    documented = {
+        name for page in REFERENCE.glob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)
+    }
+    modules = [importlib.import_module(n) for n in documented if n.rpartition(".")[2].islower() and _is_module(n)]
+    return documented | {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
 
 
 def _is_module(name: str) -> bool:
@@ -83,31 +82,28 @@ def test_every_public_name_is_in_the_reference(package: str) -> None:
     assert {f"{package}.{name}" for name in PUBLIC[package]} - names_in_reference() - twice == set()
 
 
-def test_the_page_of_the_command_is_what_the_command_says() -> None:
-    assert COMMAND_PAGE.read_text() == command_page(), "write it: python -m docs_site.command_page"
+def test_the_page_of_the_command_equals_its_help() -> None:
+    assert COMMAND_PAGE.read_text() == command_page(), "update it: python -m docs_site.command_page"
 
 
 def test_the_page_of_the_configuration_has_every_storage_option_and_variable() -> None:
     text = (REFERENCE / "configuration.md").read_text().lower()
     options = text.partition("## storage options")[2].partition("\n## ")[0]
     assert set(STORAGE_OPTIONS) - set(re.findall(r"`(\w+)`", options)) == set()
-    variables = text.partition("## variables")[2].partition("\n## ")[0]
+    variables = text.partition("## environment variables")[2].partition("\n## ")[0]
     for folder in ("icedb", "icedb_dagster", "spark_jobs"):
         for module in (ROOT / folder).rglob("*.py"):
             for name in re.findall(r"\b(?:ICEDB|DAGSTER)_[A-Z_]+\b", module.read_text()):
                 assert f"`{name.lower()}`" in variables, (name, module)
 
 
-# ------------------------------------------------------------------------------------------------ beyond docs/
-
-
-def test_links_are_written_for_where_the_site_has_the_files() -> None:
+def test_links_are_rewritten_for_the_site() -> None:
     text = (
         "[a](../CHANGELOG.md#new) [b](format.md) [c](https://host/x.md) [d](#here) ![e](../benchmarks/plots/open.png)\n"
         "```python spec\n[f](../CHANGELOG.md)\n```\n[g](../examples/readers/live_parts.mjs)\n"
     )
-    there = beyond.for_the_site(text, PurePosixPath("docs/safety.md"))
-    assert there == (
+    converted = beyond.for_the_site(text, PurePosixPath("docs/safety.md"))
+    assert converted == (
         "[a](project/CHANGELOG.md#new) [b](format.md) [c](https://host/x.md) [d](#here) "
         "![e](project/benchmarks/plots/open.png)\n"
         "```python\n[f](../CHANGELOG.md)\n```\n[g](project/examples/readers/live_parts.mjs.md)\n"
@@ -118,19 +114,16 @@ def test_links_are_written_for_where_the_site_has_the_files() -> None:
 
 @pytest.mark.parametrize("file", ["docs/format.md", "CHANGELOG.md", "examples/readers/live_parts.mjs", "README.md"])
 def test_a_file_of_the_repository_has_one_place_on_the_site(file: str) -> None:
-    there = beyond.on_site(PurePosixPath(file))
-    assert beyond.in_repository(there) == PurePosixPath(file)
+    location = beyond.on_site(PurePosixPath(file))
+    assert beyond.in_repository(location) == PurePosixPath(file)
 
 
-def test_what_pages_link_beyond_docs_comes_with_what_that_links() -> None:
-    found = set(beyond.files_beyond([PurePosixPath("docs/scale.md"), PurePosixPath("docs/format.md")]))
-    assert PurePosixPath("benchmarks/RESULTS.md") in found
-    assert PurePosixPath("examples/readers/live_parts.mjs") in found
-    assert any(file.suffix == ".png" for file in found), "the plots of the results"
-    assert not any(file.is_relative_to("docs") for file in found)
-
-
-# ------------------------------------------------------------------------------------------------ single pages
+def test_linked_files_outside_docs_are_part_of_the_site() -> None:
+    files = set(beyond.files_beyond([PurePosixPath("docs/scale.md"), PurePosixPath("docs/format.md")]))
+    assert PurePosixPath("benchmarks/RESULTS.md") in files
+    assert PurePosixPath("examples/readers/live_parts.mjs") in files
+    assert any(file.suffix == ".png" for file in files), "the plots are missing"
+    assert not any(file.is_relative_to("docs") for file in files)
 
 
 SERVICE_DOCUMENTS = {
@@ -173,7 +166,7 @@ def test_the_architecture_page_and_its_drawing_have_every_package() -> None:
         assert f"{init.parent.name}/" in drawing, init.parent.name
 
 
-def test_files_that_the_architecture_page_names_are_there() -> None:
+def test_files_that_the_architecture_page_names_exist() -> None:
     text = (DOCS / "architecture.md").read_text()
     for folder in set(re.findall(r"`(icedb\w*/[\w/]*)`", text)):
         assert (ROOT / folder).is_dir(), folder

@@ -1,17 +1,17 @@
-"""The tutorial does what it says, as far as it needs neither network nor servers; `make newcomer` follows all of it."""
+"""The tutorial without the steps that need a network or servers. `make newcomer` follows all steps."""
 
 from __future__ import annotations
 
 import http.server
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.newcomer import OURS, ROOT, TUTORIAL, Misled, follow, quick, steps_of
+from tests.support.processes import serving
 
 pytestmark = pytest.mark.process
 
@@ -19,10 +19,10 @@ BIN = Path(sys.executable).parent
 
 
 def do(page: str, folder: Path) -> list[str]:
-    """Follow a page; what is told of its steps."""
-    told: list[str] = []
-    follow(steps_of(page), folder, environment(), tell=told.append)
-    return told
+    """Follow a page, and return the reports of its steps."""
+    lines: list[str] = []
+    follow(steps_of(page), folder, environment(), tell=lines.append)
+    return lines
 
 
 def environment() -> dict[str, str]:
@@ -36,25 +36,22 @@ def sh(commands: str, printed: str | None = None) -> str:
 
 @pytest.mark.slow(seconds=12)
 @pytest.mark.process
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_prints_the_documented_output(tmp_path: Path) -> None:
     steps = quick(steps_of((ROOT / TUTORIAL).read_text()))
-    told: list[str] = []
-    follow(steps, tmp_path, environment(), tell=told.append)
+    lines: list[str] = []
+    follow(steps, tmp_path, environment(), tell=lines.append)
     assert sum(step.printed is not None for step in steps) >= 6
-    assert len(told) == len(steps) + 1
+    assert len(lines) == len(steps) + 1
 
 
-def test_the_rest_of_the_tutorial_is_what_installs_and_serves() -> None:
+def test_the_omitted_steps_of_the_tutorial_install_and_serve() -> None:
     steps = steps_of((ROOT / TUTORIAL).read_text())
     left = [step for step in steps if step not in quick(steps)]
     assert {step.section for step in left} == {"1. Install", "8. The same in Dagster"}
     compile(next(step.text for step in left if step.file == "definitions.py"), "definitions.py", "exec")
 
 
-# ------------------------------------------------------------------------------------------- what follows can fail
-
-
-def test_folder_and_variables_go_on_to_the_next_step(tmp_path: Path) -> None:
+def test_folder_and_variables_are_kept_for_the_next_step(tmp_path: Path) -> None:
     page = sh("mkdir in && cd in\nexport SHOP='north\nsouth'") + 'Save `say.py`:\n\n```python\nprint("hi")\n```\n'
     do(page + sh('pwd; echo "$SHOP"; python say.py', "...in\nnorth\nsouth\nhi"), tmp_path)
     assert (tmp_path / "in" / "say.py").exists()
@@ -77,12 +74,12 @@ def test_folder_and_variables_go_on_to_the_next_step(tmp_path: Path) -> None:
         ("```sh\ntrue\n", "has no end"),
     ],
 )
-def test_a_page_that_misleads_is_found_out(page: str, problem: str, tmp_path: Path) -> None:
+def test_a_misleading_page_is_detected(page: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(Misled, match=problem):
         do(page, tmp_path)
 
 
-def test_points_stand_for_anything(tmp_path: Path) -> None:
+def test_ellipses_match_any_text(tmp_path: Path) -> None:
     do(sh("echo 'took 12 s'; seq 9", "took ... s\n1\n...\n9"), tmp_path)
     do(sh("echo one; echo two", "one\n...\ntwo\n..."), tmp_path)
     do(sh("printf '\\033[1mbold\\033[0m  \\n'", "bold"), tmp_path)
@@ -90,29 +87,27 @@ def test_points_stand_for_anything(tmp_path: Path) -> None:
 
 class _Quiet(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        type(self).asked.append(self.path)
+        type(self).requested.append(self.path)
         self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
-    asked: list[str] = []  # noqa: RUF012 - of the one server of this file
+    requested: list[str] = []  # noqa: RUF012 - of the one server of this file
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with http.server.HTTPServer(("127.0.0.1", 0), _Quiet) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
+    with serving(http.server.HTTPServer(("127.0.0.1", 0), _Quiet)) as listening:
         yield f"http://127.0.0.1:{listening.server_port}"
-        listening.shutdown()
 
 
-def test_an_address_that_is_printed_is_opened(server: str, tmp_path: Path) -> None:
+def test_a_printed_address_is_opened(server: str, tmp_path: Path) -> None:
     do(sh(f"echo open {server}"), tmp_path)
-    assert _Quiet.asked == ["/"]
+    assert _Quiet.requested == ["/"]
 
 
-def test_an_address_where_nothing_listens_misleads(tmp_path: Path) -> None:
+def test_a_printed_address_without_a_server_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Misled, match="does not answer"):
         do(sh("echo open http://127.0.0.1:1"), tmp_path)

@@ -1,4 +1,4 @@
-"""A writer made from docs/format.md alone: the library reads what it writes, and goes on from there."""
+"""A writer made from docs/format.md alone: the library reads its objects and continues the table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from icedb import Table
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
-from tests.support.site.page_reader import Reading, read_as_the_page_says
+from tests.support.site.page_reader import PageReading, read_as_the_page_says
 
 SCHEMA = {"k": "VARCHAR", "n": "BIGINT"}
 
 
 class PageWriter:
-    """What the page tells a writer to do, step by step, with JSON and a Parquet library."""
+    """The steps of a writer on the page, with JSON and a Parquet library."""
 
     def __init__(self, store: ClockedStore, clock: ManualClock) -> None:
         self.store, self.clock, self.prefix, self.parts = store, clock, f"{store.location.prefix}/", 0
@@ -69,7 +69,7 @@ class PageWriter:
         self.put(f"{self.prefix}_claims/txn-{digest}-{sequence}.json", json.dumps(claim))
         return key, body
 
-    def read(self) -> Reading:
+    def read(self) -> PageReading:
         stored_ms = {key: o.stored_ms for key, o in self.store.objects.items()}
         bodies = {key: o.body for key, o in self.store.objects.items()}
         return read_as_the_page_says(bodies, self.prefix, stored_ms=stored_ms, now_ms=self.clock.now_ms())
@@ -92,90 +92,82 @@ def rows(table: Table) -> list[int]:
     return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
 
 
-def sound(table: Table, store: ClockedStore) -> bool:
-    check_sound(store)
+def sound(table: Table) -> bool:
+    check_sound(table.handle.store)
     report = table.verify(deep=True)
     return report.ok and report.unchecked_parts == 0
 
 
-def test_a_plain_append_made_from_the_page_is_read_and_merged(
-    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_plain_append_made_from_the_page_is_read_and_merged(table: Table, writer: PageWriter) -> None:
     writer.put(*writer.log_file([writer.part("1", 7, 8)]))
     assert rows(table) == [1, 2, 7, 8]
-    clock.advance(MINUTE_MS)
+    writer.clock.advance(MINUTE_MS)
     assert table.merge().rows == 3
     assert rows(table) == [1, 2, 7, 8]
-    assert sound(table, clocked)
+    assert sound(table)
 
 
 def drop_of_1(writer: PageWriter, epoch: int) -> tuple[str, str]:
-    """An exclusive commit that tombstones the partition and carries every marker of what it replaces."""
-    seen, t = writer.read(), writer.clock.now_ms()
-    markers = [{**m, "tmb": t} if "/p=1/" in p else m for p, m in sorted(seen.markers.items())]
-    return writer.log_file(markers, replaces=seen.log_files, epoch=epoch, le=[epoch])
+    """Commit exclusively: tombstone the partition and carry every marker of the replaced log files."""
+    state, t = writer.read(), writer.clock.now_ms()
+    markers = [{**m, "tmb": t} if "/p=1/" in p else m for p, m in sorted(state.markers.items())]
+    return writer.log_file(markers, replaces=state.log_files, epoch=epoch, le=[epoch])
 
 
-def test_an_exclusive_commit_made_from_the_page_is_the_next_epoch(
-    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_an_exclusive_commit_made_from_the_page_is_the_next_epoch(table: Table, writer: PageWriter) -> None:
     before_ms = table.snapshot().as_of_ms
     key, body = drop_of_1(writer, 2)
     writer.claim_epoch(key, body, 2)
     writer.put(key, body)
     assert rows(table) == [2]
-    clock.advance(MINUTE_MS)
+    writer.clock.advance(MINUTE_MS)
     assert table.insert([{"k": "2", "n": 3, "new": "x"}]).epoch == 3
     assert [n for (n,) in table.query("SELECT n FROM t ORDER BY n", as_of=before_ms).fetchall()] == [1, 2]
-    assert sound(table, clocked)
-    clock.advance(2 * HOUR_MS)
+    assert sound(table)
+    writer.clock.advance(2 * HOUR_MS)
     assert len(table.cleanup().deleted_parts) == 1
-    assert sound(table, clocked)
+    assert sound(table)
 
 
-def test_column_times_made_from_the_page_are_those_of_snapshots(
-    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    first_ms, seen = writer.read().came["n"], writer.read()
-    markers = [m for _, m in sorted(seen.markers.items())]
+def test_column_times_made_from_the_page_are_those_of_snapshots(table: Table, writer: PageWriter) -> None:
+    first_ms, state = writer.read().came["n"], writer.read()
+    markers = [m for _, m in sorted(state.markers.items())]
     times = {"st": first_ms, "ct": {"n": first_ms + 2}}
-    key, body = writer.log_file(markers, replaces=seen.log_files, epoch=2, le=[2], **times)
+    key, body = writer.log_file(markers, replaces=state.log_files, epoch=2, le=[2], **times)
     writer.claim_epoch(key, body, 2)
     writer.put(key, body)
     for at_ms, columns in ((first_ms + 1, {"k"}), (first_ms + 2, {"k", "n"})):
         assert set(table.snapshot(at_ms).schema) == columns == writer.read().columns(at_ms)
-    clock.advance(MINUTE_MS)
+    writer.clock.advance(MINUTE_MS)
     table.merge_log()
     table.drop_partitions(["p=1"])
     assert set(table.snapshot(first_ms + 1).schema) == {"k"} == writer.read().columns(first_ms + 1)
-    assert sound(table, clocked)
+    assert sound(table)
 
 
 @pytest.mark.parametrize(("minutes", "expected"), [(1, [2, 3]), (6, [1, 2, 3])])
-def test_a_claim_that_was_left_behind_is_published_while_young_and_void_when_old(
-    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock, minutes: int, expected: list[int]
+def test_an_abandoned_claim_is_published_or_voided_by_its_age(
+    table: Table, writer: PageWriter, minutes: int, expected: list[int]
 ) -> None:
     key, body = drop_of_1(writer, 2)
     writer.claim_epoch(key, body, 2)
-    clock.advance(minutes * MINUTE_MS)
+    writer.clock.advance(minutes * MINUTE_MS)
     assert table.insert([{"k": "2", "n": 3, "new": "x"}]).epoch == 3
     assert rows(table) == expected
-    assert (b'"void":true' in clocked.objects[key].body) == (minutes > 5)
-    assert (writer.read().epoch, sound(table, clocked)) == (3, True)
+    assert (b'"void":true' in writer.store.objects[key].body) == (minutes > 5)
+    assert (writer.read().epoch, sound(table)) == (3, True)
 
 
 @pytest.mark.parametrize("minutes", [1, 6])
-def test_a_transaction_that_was_left_behind_is_completed_as_it_was_claimed(
-    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock, minutes: int
-) -> None:
+def test_an_abandoned_transaction_is_completed_as_claimed(table: Table, writer: PageWriter, minutes: int) -> None:
     key, body = writer.claim_txn("app", 4, [writer.part("2", 7)])
-    clock.advance(minutes * MINUTE_MS)
+    writer.clock.advance(minutes * MINUTE_MS)
     assert table.insert([{"k": "1", "n": 99}], txn=("app", 4)).repeated
     assert rows(table) == [1, 2, 7]
-    found = clocked.objects[key].body.decode()
-    assert found == body if minutes <= 5 else found.endswith("\n{}"), "its key holds the content, or is closed"
+    stored = writer.store.objects[key].body.decode()
+    assert stored == body if minutes <= 5 else stored.endswith("\n{}"), "the key has this content or is void"
     assert writer.read().txn == {"app": 4}
-    assert sound(table, clocked)
+    assert sound(table)
 
 
 def test_a_transaction_made_from_the_page_is_not_repeated(table: Table, writer: PageWriter) -> None:
@@ -185,17 +177,15 @@ def test_a_transaction_made_from_the_page_is_not_repeated(table: Table, writer: 
     assert rows(table) == [1, 2, 7, 100]
 
 
-def test_a_pin_made_from_the_page_is_heeded(
-    table: Table, writer: PageWriter, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_pin_made_from_the_page_keeps_its_parts(table: Table, writer: PageWriter) -> None:
     at = table.snapshot().as_of_ms
-    pin = {"name": "mine", "as_of": at, "created": clock.now_ms(), "expires": None}
+    pin = {"name": "mine", "as_of": at, "created": writer.clock.now_ms(), "expires": None}
     writer.put(f"{writer.prefix}_claims/pin-mine.json", json.dumps(pin))
     table.drop_partitions(["p=1"])
-    clock.advance(MINUTE_MS)
+    writer.clock.advance(MINUTE_MS)
     table.insert([{"k": "2", "n": 3}])
     table.drop_partitions(["p=2"])
-    clock.advance(2 * HOUR_MS)
+    writer.clock.advance(2 * HOUR_MS)
     report = table.cleanup()
     assert (report.kept_for_pins, len(report.deleted_parts)) == (2, 1)
     assert at < report.horizon_ms

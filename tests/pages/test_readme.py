@@ -1,4 +1,4 @@
-"""The README is true: its Python runs, its commands exist. (What the demo prints is compared in test_demo.py.)"""
+"""The README: its Python runs and its commands exist. test_demo.py compares the demo's output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ICEDB = [command for command in COMMANDS if command.startswith("icedb ")]
 INLINE = re.findall(r"`((?:make|icedb-dagster) \w+)`", README)
 
 
-def test_the_two_commands_are_at_the_top() -> None:
+def test_the_readme_begins_with_the_two_commands() -> None:
     assert [line.split("#")[0].strip() for line in COMMANDS[:2]] == ["make demo", "make test"]
     assert README.index("make demo") < 60
 
@@ -31,7 +31,7 @@ def test_the_two_commands_are_at_the_top() -> None:
     "number", [pytest.param(n, marks=[pytest.mark.spark] if "pyspark" in code else []) for n, code in enumerate(PYTHON)]
 )
 def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
-    """The first block makes the table that the commands are about."""
+    """The first block creates the table of the commands."""
     lines = [f"{line.partition('#')[0]} --yes" if "cleanup" in line else line for line in ICEDB] if number == 0 else []
     done = run_page(README_PATH, tmp_path, number=number, lines=lines)
     assert done.returncode == 0, done.stderr
@@ -45,7 +45,7 @@ def test_the_commands_of_the_readme_exist(command: str) -> None:
     if words[0] == "make":
         subprocess.run(["make", "-n", words[1]], cwd=ROOT, check=True, capture_output=True)
     elif words[0] == "icedb":
-        assert command in ICEDB, "which another test runs"
+        assert command in ICEDB, "another test runs it"
     elif words[0] == "icedb-dagster":
         with pytest.raises(SystemExit) as ended:
             main([words[1], "--help"])
@@ -58,6 +58,6 @@ def test_the_commands_of_the_readme_exist(command: str) -> None:
         assert not extra or extra in project["optional-dependencies"]
 
 
-def test_the_links_of_the_readme_lead_somewhere() -> None:
+def test_the_links_of_the_readme_resolve() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).is_file(), target

@@ -1,20 +1,22 @@
-"""The documentation site: built strictly, without a network; no page fetches anything, no link leads nowhere."""
+"""The documentation site: a strict build without a network. No page loads anything, and every link has a target."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import griffe
 import pytest
 
+from icedb import Table
 from tests.repository.test_public_names import PUBLIC
+from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
 
 pytestmark = pytest.mark.process
@@ -28,23 +30,15 @@ socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
 from mkdocs.__main__ import cli
 cli(["build", "--strict", "--site-dir", sys.argv[1]])
 """
-#: What a browser fetches by itself, and where it says from.
-ASSETS = {
-    "script": "src",
-    "img": "src",
-    "iframe": "src",
-    "source": "src",
-    "video": "src",
-    "audio": "src",
-    "embed": "src",
-}
+#: The attribute with the address of each element that a browser loads.
+ASSETS = dict.fromkeys(("script", "img", "iframe", "source", "video", "audio", "embed"), "src")
 
-#: Of tests of the built site.
+#: Marks tests of the built site.
 built = pytest.mark.slow(seconds=4)
 
 
 class Read(HTMLParser):
-    """What a page fetches, what it links, which anchors it has."""
+    """The assets, links and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -64,7 +58,7 @@ class Read(HTMLParser):
             self.links.append(values["href"])
 
 
-def test_what_a_page_fetches_and_links_is_found() -> None:
+def test_the_parser_finds_assets_and_links() -> None:
     read = Read(
         '<head><link rel="preconnect" href="//fonts"><script src="https://a/b.js"></script></head>'
         '<h1 id="one">x</h1><a href="#two">y</a><img src="c.png">'
@@ -76,16 +70,24 @@ def test_what_a_page_fetches_and_links_is_found() -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=800
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", BUILD, folder, cwd=ROOT)
     return folder
 
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Read]:
     return {page: Read(page.read_text()) for page in site.rglob("*.html")}
+
+
+def test_the_reference_has_the_parameters_that_help_prints() -> None:
+    extensions = griffe.load_extensions(str(ROOT / "docs_site" / "shared_options.py"))
+    table = griffe.load("icedb.table", search_paths=[ROOT], extensions=extensions)["Table"]
+    for name, method in inspect.getmembers(Table, callable):
+        if not name.startswith("_"):
+            documented = [p.name for p in table[name].parameters if p.name not in ("self", "cls")]
+            assert documented == [p for p in inspect.signature(method).parameters if p != "self"], name
+    alter = table["alter"].parameters["row_group_rows"]
+    assert (str(alter.annotation), alter.default) == ("int | None", "None")
 
 
 @built
@@ -96,7 +98,7 @@ def test_every_page_of_the_repository_is_built(site: Path, pages: dict[Path, Rea
 
 
 @built
-def test_pages_fetch_nothing_from_elsewhere(site: Path, pages: dict[Path, Read]) -> None:
+def test_pages_load_no_external_assets(site: Path, pages: dict[Path, Read]) -> None:
     for page, read in pages.items():
         assert read.assets
         for asset in read.assets:
@@ -109,7 +111,7 @@ def test_pages_fetch_nothing_from_elsewhere(site: Path, pages: dict[Path, Read])
 
 
 @built
-def test_every_link_and_asset_leads_somewhere_with_its_anchor(site: Path, pages: dict[Path, Read]) -> None:
+def test_every_link_and_asset_resolves_with_its_anchor(site: Path, pages: dict[Path, Read]) -> None:
     wrong = [(page.relative_to(site).as_posix(), link) for page, read in pages.items()
              if page.name != "404.html" for link in broken(page, read, pages)]  # fmt: skip
     assert not wrong
@@ -120,18 +122,18 @@ def broken(page: Path, read: Read, pages: dict[Path, Read]) -> Iterator[str]:
         parts = urlsplit(link)
         if parts.scheme or link.startswith("//"):
             continue
-        there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-        if not (there in pages or there.is_file()) or (
-            there in pages and parts.fragment and parts.fragment not in pages[there].anchors
+        linked = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        if not (linked in pages or linked.is_file()) or (
+            linked in pages and parts.fragment and parts.fragment not in pages[linked].anchors
         ):
             yield link
 
 
 @built
-def test_the_search_needs_no_server_and_knows_the_pages(site: Path) -> None:
+def test_the_search_index_is_local_and_has_the_pages(site: Path) -> None:
     script = (site / "search" / "search_index.js").read_text()
-    found = {entry["location"] for entry in json.loads(script.partition("=")[2])["docs"]}
-    assert {"format.html", "reference/table.html#icedb.Table.merge", "project/CHANGELOG.html"} <= found
+    locations = {entry["location"] for entry in json.loads(script.partition("=")[2])["docs"]}
+    assert {"format.html", "reference/table.html#icedb.Table.merge", "project/CHANGELOG.html"} <= locations
 
 
 @built

@@ -1,6 +1,6 @@
-"""The pages are true: their Python runs as one program and gives what they say; then their commands run.
+"""The Python of each page runs as one program with the stated results, then its commands run.
 
-Those that start Spark are in tests/pages/test_snippets_spark.py, so that others need not wait for them.
+Pages that start Spark are in tests/pages/test_snippets_spark.py, so that other pages do not wait for them.
 """
 
 from __future__ import annotations
@@ -30,25 +30,20 @@ def marked(page: Path) -> Any:
 @pytest.mark.sampled(cases=8)
 @pytest.mark.process
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES])
-def test_what_a_page_shows_runs_and_gives_what_it_says(
-    page: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     done = run_page(page, tmp_path, env=bucket_of(page, request))
     assert done.returncode == 0, done.stderr
 
 
-def test_every_page_about_programs_has_something_to_run() -> None:
-    found = {page.relative_to(DOCS).as_posix() for page in PAGES}
-    assert found >= {"import.md", "queries.md", "schema.md", "v3.md", "how-to/time-travel.md"}
+def test_pages_about_programs_have_code_to_run() -> None:
+    names = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    assert names >= {"import.md", "queries.md", "schema.md", "v3.md", "how-to/time-travel.md"}
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
-def test_a_page_that_is_not_run_here_is_run_there(page: str, test: str) -> None:
+def test_a_page_omitted_here_is_run_by_another_test(page: str, test: str) -> None:
     assert (DOCS / page).is_file()
     assert Path(page).stem in (ROOT / "tests" / test).read_text()
-
-
-# ------------------------------------------------------------------------------------------ what compares can fail
 
 
 @pytest.mark.parametrize(
@@ -63,12 +58,12 @@ def test_a_page_that_is_not_run_here_is_run_there(page: str, test: str) -> None:
         "1.0  # 1",
     ],
 )
-def test_a_page_that_says_something_else_is_found_out(code: str) -> None:
+def test_a_wrong_result_on_a_page_is_detected(code: str) -> None:
     with pytest.raises(AssertionError, match="line"):
         execute(code, "page")
 
 
-def test_what_a_page_says_is_compared_and_other_comments_are_not() -> None:
+def test_only_comments_with_results_are_compared() -> None:
     code = "1 + 1  # 2\n[1]  # [1]  the first\nprint('a b c')  # a...c\nlen('a')  # of one\nx = 3  # 4\n"
     assert execute(code, "page") == 3
 
@@ -85,13 +80,13 @@ def test_what_a_page_says_is_compared_and_other_comments_are_not() -> None:
         ("icedb info \\\n    lake/events", True),
     ],
 )
-def test_commands_of_a_page_are_run_but_for_those_without_an_end(line: str, runs: bool, tmp_path: Path) -> None:
+def test_commands_of_a_page_run_unless_they_never_end(line: str, runs: bool, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"```sh\n{line}\n```\n")
     assert len(commands(page)) == runs
     if runs:
         done = run_page(page, tmp_path)
-        assert done.returncode != 0, "there is no such table"
+        assert done.returncode != 0, "the table does not exist"
         assert "exit status" in done.stderr
 
 

@@ -1,14 +1,12 @@
-"""The pages that start Spark are true, as those of tests/pages/test_snippets.py are."""
+"""The pages that start Spark; the others are in tests/pages/test_snippets.py."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import clean_environment, run_python
 from tests.support.site.pages import DOCS, ROOT, bucket_of, runnable_pages
 
 #: The short run has most of what it shows in how-to/spark.md.
@@ -32,13 +30,10 @@ for page in sys.argv[1:]:
     "pages",
     [pytest.param([LONGEST], marks=pytest.mark.slow(seconds=60), id="spark.md"), pytest.param(OTHERS, id="others")],
 )
-def test_what_pages_show_runs_and_gives_what_they_say(
+def test_the_code_of_spark_pages_runs_with_the_stated_results(
     pages: list[Path], spark_home: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "SPARK_HOME": str(spark_home)}
+    environment = clean_environment(PYTHONPATH=str(ROOT), SPARK_HOME=str(spark_home))
     for page in pages:
         environment |= bucket_of(page, request)
-    command = [sys.executable, "-c", PROGRAM, *map(str, pages)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("-c", PROGRAM, *pages, cwd=tmp_path, env=environment)

@@ -1,6 +1,6 @@
-"""Without us: the SQL of docs/format.md in plain DuckDB, and Node.js without packages, read what the library reads.
+"""The SQL of docs/format.md in plain DuckDB, and Node.js without packages, read the same rows as the library.
 
-Readers, worlds and faults are in tests/support/site/without_us.py.
+Readers, examples and faults are in tests/support/site/without_us.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from tests.pages.test_format_page import STEPS, steps
 from tests.promises.test_state_machine import TableMachine, _settings
 from tests.support.make_example_table import FOLDER, put
 from tests.support.object_stores.stores import Place
+from tests.support.processes import free_port, serving
 from tests.support.programs.v3_program import V3Program
 from tests.support.site.pages import ROOT, blocks
 from tests.support.site.without_us import (
@@ -39,10 +39,10 @@ from tests.support.site.without_us import (
     SCRIPT,
     SQL_FAULTS,
     WORLDS,
-    Fault,
     LibraryReader,
     Live,
     NodeReader,
+    ReaderFault,
     Refused,
     SqlReader,
     answer,
@@ -82,9 +82,7 @@ def readers(shared_place: Place) -> Iterator[Readers]:
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_both_obey_each_rule_as_the_library_does(
-    name: str, sql: SqlReader, javascript: NodeReader, tmp_path: Path
-) -> None:
+def test_both_readers_follow_each_rule(name: str, sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     root = WORLDS[name].put(tmp_path / "t")
     for at in WORLDS[name].moments:
         expected = answer(LibraryReader(), root, at)
@@ -92,34 +90,34 @@ def test_both_obey_each_rule_as_the_library_does(
         assert answer(sql, root, at) == ("refused" if name in LENIENT else expected)
 
 
-def test_the_worlds_are_answered_and_refused(tmp_path: Path) -> None:
-    said = [answer(LibraryReader(), world.put(tmp_path / str(n))) for n, world in enumerate(WORLDS.values())]
-    assert said.count("refused") >= 10
-    assert sum(len(found) > 0 for found in said if found != "refused") >= 12
+def test_the_worlds_have_answers_and_rejections(tmp_path: Path) -> None:
+    answers = [answer(LibraryReader(), world.put(tmp_path / str(n))) for n, world in enumerate(WORLDS.values())]
+    assert answers.count("refused") >= 10
+    assert sum(len(parts) > 0 for parts in answers if parts != "refused") >= 12
 
 
 @pytest.mark.parametrize("fault", SQL_FAULTS, ids=lambda f: f"{f.world}: {f.old}")
-def test_sql_without_one_of_its_rules_is_found_out(fault: Fault, tmp_path: Path) -> None:
+def test_a_fault_in_the_sql_is_detected(fault: ReaderFault, tmp_path: Path) -> None:
     macro = sql_block("macro")
     assert fault.old in macro
     assert is_found_out(SqlReader(macro.replace(fault.old, fault.new)), fault, tmp_path)
 
 
 @pytest.mark.parametrize("fault", NODE_FAULTS, ids=lambda f: f"{f.world}: {f.old}")
-def test_a_script_without_one_of_its_rules_is_found_out(fault: Fault, javascript: NodeReader, tmp_path: Path) -> None:
+def test_a_fault_in_the_script_is_detected(fault: ReaderFault, javascript: NodeReader, tmp_path: Path) -> None:
     text = SCRIPT.read_text()
     assert text.count(fault.old) == 1
     (tmp_path / "faulty.mjs").write_text(text.replace(fault.old, fault.new))
     assert is_found_out(javascript.by(tmp_path / "faulty.mjs"), fault, tmp_path)
 
 
-def is_found_out(reader: SqlReader | NodeReader, fault: Fault, folder: Path) -> bool:
+def is_found_out(reader: SqlReader | NodeReader, fault: ReaderFault, folder: Path) -> bool:
     world = WORLDS[fault.world]
     root = world.put(folder / "t")
     return any(answer(reader, root, at) != answer(LibraryReader(), root, at) for at in world.moments)
 
 
-def test_errors_say_what_is_wrong_and_where(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
+def test_errors_name_the_problem_and_the_object(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     for name, in_sql, in_javascript in [
         ("a torn listing", "torn; ask again", "were torn"),
         ("two log files of one epoch", "one epoch", r"'_log/\d+_w\S+' and '_log/\d+_w\S+' are of one epoch"),
@@ -129,8 +127,8 @@ def test_errors_say_what_is_wrong_and_where(sql: SqlReader, javascript: NodeRead
         ("a line that is cut", "Malformed JSON", r"'_log/\d+_w-1\S+' cannot be read: a line of it is cut"),
     ]:
         root = WORLDS[name].put(tmp_path / name)
-        for reader, told in ((sql, in_sql), (javascript, in_javascript)):
-            with pytest.raises(Refused, match=told):
+        for reader, message in ((sql, in_sql), (javascript, in_javascript)):
+            with pytest.raises(Refused, match=message):
                 reader.live(root)
     root, [expired, *_] = str(tmp_path / "expired"), WORLDS["expired"].moments[1:]
     WORLDS["expired"].put(tmp_path / "expired")
@@ -141,7 +139,7 @@ def test_errors_say_what_is_wrong_and_where(sql: SqlReader, javascript: NodeRead
             reader.live(str(tmp_path / "no-such"))
 
 
-def test_what_is_not_named_like_a_log_file_is_refused_by_the_script(javascript: NodeReader, tmp_path: Path) -> None:
+def test_the_script_rejects_a_foreign_file_among_log_files(javascript: NodeReader, tmp_path: Path) -> None:
     root = WORLDS["appends"].put(tmp_path / "t")
     (tmp_path / "t/_log/0000000000001_x.jsonl#3").write_text("a put that never finished")
     assert answer(javascript, root) == answer(LibraryReader(), root) != "refused"
@@ -151,7 +149,7 @@ def test_what_is_not_named_like_a_log_file_is_refused_by_the_script(javascript: 
     assert answer(LibraryReader(), root) == "refused"
 
 
-def test_the_script_lists_again_when_a_listing_was_torn(javascript: NodeReader, tmp_path: Path) -> None:
+def test_the_script_lists_again_after_a_torn_listing(javascript: NodeReader, tmp_path: Path) -> None:
     world = WORLDS["epochs in force beside the head's"]
     root = world.put(tmp_path / "t")
     expected = LibraryReader().live(root)
@@ -168,7 +166,7 @@ def test_the_script_lists_again_when_a_listing_was_torn(javascript: NodeReader, 
 
 
 def agree(readers: Readers, table: Table, *, times: int) -> None:
-    """Now, and at the last times at which something changed: the same parts, or all say "expired"."""
+    """Compare the parts now and at the last times of a change. At expired times, all readers must reject."""
     snapshot, state = table.snapshot(), table.handle.read(fresh=True)
     log = table.handle.location.log.uri if table.handle.location.log else None
     expected = {p.path: (p.partition, p.bytes, p.rows) for p in snapshot.parts}
@@ -180,8 +178,8 @@ def agree(readers: Readers, table: Table, *, times: int) -> None:
         pinned = at < state.horizon_ms and past != "refused"  # SQL knows no pins
         assert [answer(r, table.uri, at, log=log) for r in readers] == ["refused" if pinned else past, past]
     if expected:
-        found = readers[0].rows(table.uri, "p::VARCHAR, k, n", log=log)
-        assert by_text(found) == by_text(table.query("SELECT p, k, n FROM t").fetchall())
+        result = readers[0].rows(table.uri, "p::VARCHAR, k, n", log=log)
+        assert by_text(result) == by_text(table.query("SELECT p, k, n FROM t").fetchall())
 
 
 def parts_at(table: Table, at: int) -> Live | str:
@@ -191,12 +189,12 @@ def parts_at(table: Table, at: int) -> Live | str:
         return "refused"
 
 
-def by_text(found: list[tuple[Any, ...]]) -> list[str]:
-    return sorted(map(repr, found))
+def by_text(result: list[tuple[Any, ...]]) -> list[str]:
+    return sorted(map(repr, result))
 
 
 @pytest.mark.sampled(cases=1)
-def test_both_agree_after_every_verb(shared_place: Place, readers: Readers) -> None:
+def test_both_readers_agree_after_every_verb(shared_place: Place, readers: Readers) -> None:
     options = shared_place.storage_options
     table = Table.create(shared_place.uri, partition_by=["k AS p"], sort_by=["n"], storage_options=options)
     agreed = 0
@@ -205,11 +203,11 @@ def test_both_agree_after_every_verb(shared_place: Place, readers: Readers) -> N
             agree(readers, table, times=1)
             agreed += 1
     assert agreed >= STEPS // 6
-    assert table.handle.read(fresh=True).horizon_ms > 0, "cleanup had something to forget"
+    assert table.handle.read(fresh=True).horizon_ms > 0, "cleanup advanced no horizon"
     assert answer(readers[1], table.uri, 1_700_000_000_000) == answer(readers[0], table.uri, 1) == "refused"
 
 
-def test_both_agree_on_a_table_in_two_stores(tmp_path: Path, sql: SqlReader, javascript: NodeReader) -> None:
+def test_both_readers_agree_on_a_table_in_two_stores(tmp_path: Path, sql: SqlReader, javascript: NodeReader) -> None:
     table = Table.create(tmp_path / "data", partition_by=["k AS p"], sort_by=["n"], log_uri=tmp_path / "log")
     for n, _ in enumerate(islice(steps(table), STEPS // 2)):
         if n % 4 == 2:
@@ -233,7 +231,7 @@ V3_STEPS: list[Callable[[V3Program], object]] = [
 
 
 @pytest.mark.sampled(cases=1)
-def test_both_agree_on_what_v3_programs_wrote_and_we_went_on_with(shared_place: Place, readers: Readers) -> None:
+def test_both_readers_agree_on_a_table_that_v3_programs_wrote(shared_place: Place, readers: Readers) -> None:
     v3 = V3Program.at(shared_place, rising(), host="v3-host.e7")
     v3.insert({"u=a/d=2026-11-20": rows(1, 2), "u=b/d=2026-11-21": rows(3)}, SCHEMA)
     v3.insert({"u=a/d=2026-11-20": rows(4)}, SCHEMA)
@@ -295,16 +293,16 @@ def run_machine(examples: int, steps: int, readers: Readers, folder: Path) -> No
     run_state_machine_as_test(machine, settings=settings(_settings(examples), stateful_step_count=steps))
 
 
-def test_both_agree_on_random_histories(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
+def test_both_readers_agree_on_random_histories(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     run_machine(2, 12, (sql, javascript), tmp_path)
 
 
 @pytest.mark.slow(seconds=60)
-def test_both_agree_on_many_random_histories(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
+def test_both_readers_agree_on_many_random_histories(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     run_machine(25, 20, (sql, javascript), tmp_path)
 
 
-def test_both_read_the_example_table(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
+def test_both_readers_read_the_example_table(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     expected = json.loads((FOLDER / "expected.json").read_text())
     objects = {p.relative_to(FOLDER / "table").as_posix(): p.read_bytes() for p in (FOLDER / "table").rglob("*.*")}
     root = tmp_path / "t"
@@ -315,21 +313,21 @@ def test_both_read_the_example_table(sql: SqlReader, javascript: NodeReader, tmp
     for snapshot in expected["snapshots"]:
         at = snapshot["as_of_ms"]
         live = "refused" if "expired" in snapshot else [f"{root}/{key}" for key in snapshot["live_parts"]]
-        found = answer(javascript, str(root), at)
-        assert (found if found == "refused" else list(found)) == live
+        result = answer(javascript, str(root), at)
+        assert (result if result == "refused" else list(result)) == live
         pinned = at in expected["pins"].values()
-        found = answer(sql, str(root), at)
-        assert (found if found == "refused" else list(found)) == ("refused" if pinned else live)
+        result = answer(sql, str(root), at)
+        assert (result if result == "refused" else list(result)) == ("refused" if pinned else live)
 
 
-def test_every_answer_is_whole_while_merges_and_cleanup_run(sql: SqlReader, local: Place) -> None:
+def test_every_answer_is_complete_during_merges_and_cleanup(sql: SqlReader, local: Place) -> None:
     table = Table.create(local.uri, partition_by=["k AS p"], sort_by=["n"])
     table.insert([{"k": "1", "n": n} for n in range(10)])
     writing, committed = threading.Event(), [10]
 
     def write() -> None:
         for n in range(6):
-            committed.append(committed[-1] + 1)  # from here on, an answer may have it
+            committed.append(committed[-1] + 1)  # from now on, an answer may contain it
             table.insert([{"k": str(n % 2), "n": n}])
             if n % 2:
                 table.merge()
@@ -343,15 +341,15 @@ def test_every_answer_is_whole_while_merges_and_cleanup_run(sql: SqlReader, loca
     with NodeReader() as javascript:
         while not writing.is_set() or not all(answered.values()):
             for name, reader in (("node", javascript), ("sql", sql)):
-                least = len(committed) - 1  # all but the newest were there before we asked
+                least = len(committed) - 1  # all but the newest were committed before the query
                 try:
-                    found = reader.live(table.uri)
+                    live = reader.live(table.uri)
                 except Refused as error:
                     if name == "node" or not re.search("ask again|Cannot open file", str(error)):
                         raise
                     continue
                 answered[name] += 1
-                assert 9 + least <= sum(n or 0 for _, _, n in found.values()) <= 9 + len(committed)
+                assert 9 + least <= sum(n or 0 for _, _, n in live.values()) <= 9 + len(committed)
     writer.join()
     assert min(answered.values()) > 3
 
@@ -363,30 +361,28 @@ def test_rows_of_evolved_schemas_and_partitions_are_read(sql: SqlReader, local: 
     table = Table.create(local.uri, partition_by=["city", "d"])
     table.insert([{"city": c, "d": "2026-11-21", "n": n} for n, c in enumerate(["New York", "a/b", "50%", "東京", ""])])
     table.insert([{"city": None, "d": "2026-11-22", "n": 9, "later": 0.5}])
-    found = sql.rows(local.uri, "city, d::VARCHAR, n, later")
-    assert by_text(found) == by_text(table.query("SELECT city, d, n, later FROM t").fetchall())
+    result = sql.rows(local.uri, "city, d::VARCHAR, n, later")
+    assert by_text(result) == by_text(table.query("SELECT city, d, n, later FROM t").fetchall())
     table.alter(partition_by=["d"])
     table.insert([{"city": "Rome", "d": "2026-11-23", "n": 10}])
     with pytest.raises(duckdb.BinderException, match="Hive partition mismatch"):
         sql.rows(local.uri, "n")
-    found = partition_query(sql, "n, city, later, icedb_value(filename, 'd') AS of_path")
-    assert by_text(found) == by_text(table.query("SELECT n, city, later, d FROM t").fetchall())
+    result = partition_query(sql, "n, city, later, icedb_value(filename, 'd') AS of_path")
+    assert by_text(result) == by_text(table.query("SELECT n, city, later, d FROM t").fetchall())
 
 
-def test_a_column_with_the_name_of_a_partition_column_and_a_folder_with_an_equals_sign(
-    sql: SqlReader, tmp_path: Path
-) -> None:
+def test_a_data_column_may_have_the_name_of_a_partition_column(sql: SqlReader, tmp_path: Path) -> None:
     table = Table.create(tmp_path / "env=prod" / "t", partition_by=["upper(shop) AS shop", "n % 2 AS odd"])
     table.insert([{"shop": "north", "n": 1}, {"shop": None, "n": 2}])
     warned_of = sql.rows(table.uri, "shop, env")
     assert by_text(warned_of) == by_text([("NORTH", "prod"), (None, "prod")])
-    found = partition_query(sql, "shop, n, icedb_value(filename, 'odd')::BIGINT AS odd, icedb_value(filename, 'shop')")
-    assert by_text(found) == by_text([("north", 1, 1, "NORTH"), (None, 2, 0, None)])
+    result = partition_query(sql, "shop, n, icedb_value(filename, 'odd')::BIGINT AS odd, icedb_value(filename, 'shop')")
+    assert by_text(result) == by_text([("north", 1, 1, "NORTH"), (None, 2, 0, None)])
     assert sql.con.sql(f"SELECT partition FROM icedb_live('{table.uri}')").fetchall()[0] == ("shop=NORTH/odd=1",)
 
 
 def partition_query(sql: SqlReader, columns: str) -> list[tuple[Any, ...]]:
-    """The page's second way to the rows, of the variable that is set."""
+    """Read the rows in the page's second way, from the variable that is set."""
     macro, select = sql_block("partition").split("\n\n")
     sql.con.execute(macro)
     assert "SELECT *, icedb_value(filename, 'd')::DATE AS d\n" in select
@@ -422,18 +418,18 @@ def test_the_command_prints_parts_as_lines_and_as_json() -> None:
     key = "_data/d=2026-01-05/8527a891e224136950ff32ca212b45bc.parquet"
     assert done.stdout == f"{ROOT / EXAMPLE}/{key}\t556\t6\td=2026-01-05\n"
     done = command(f"file://{ROOT}/{EXAMPLE}/", "--json", "--as-of", "1767620400000")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[0] == {
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert printed[0] == {
         "path": f"{ROOT / EXAMPLE}/{key}",
         "bytes": 556,
         "rows": 6,
         "partition": "d=2026-01-05",
         "values": {"d": "2026-01-05"},
     }
-    assert len(found) == 2
+    assert len(printed) == 2
 
 
-def test_partitions_are_chosen_by_their_values(local: Place) -> None:
+def test_partitions_are_selected_by_their_values(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["city"])
     table.insert([{"city": c, "n": 1} for c in ("50% = x/y", None, "", "東京")])
     for value in ("50% = x/y", "__HIVE_DEFAULT_PARTITION__", "", "東京"):
@@ -443,7 +439,7 @@ def test_partitions_are_chosen_by_their_values(local: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "give one table"),
         (["a", "b"], "give one table"),
@@ -456,25 +452,23 @@ def test_partitions_are_chosen_by_their_values(local: Place) -> None:
     ],
     ids=str,
 )
-def test_what_the_command_cannot_do_is_an_error(arguments: list[str], told: str) -> None:
+def test_invalid_arguments_of_the_command_are_errors(arguments: list[str], message: str) -> None:
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "secret" not in done.stderr
-    assert "    at " not in done.stderr, "a stack is no message"
+    assert "    at " not in done.stderr, "a stack trace was printed"
 
 
 @pytest.mark.s3
-def test_the_command_is_refused_without_rights_and_tells_no_secret(s3: Place) -> None:
+def test_denied_requests_of_the_command_print_no_secret(s3: Place) -> None:
     Table.create(s3.uri, storage_options=s3.storage_options).insert([{"n": 1}])
     options = dict(s3.storage_options or {})
     assert len(command(s3.uri, **options).stdout.splitlines()) == 1
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    closed = f"http://127.0.0.1:{free_port()}"
     wrong = options | {"AWS_SECRET_ACCESS_KEY": "S" * 40}
-    for done, told in (
+    for done, message in (
         (command(s3.uri, **wrong), "the store answered 403 (SignatureDoesNotMatch)"),
         (command("s3://no-such-bucket/t", **options), "(NoSuchBucket)"),
         (command(f"{s3.uri}-2", **options), "there is no table"),
@@ -482,7 +476,7 @@ def test_the_command_is_refused_without_rights_and_tells_no_secret(s3: Place) ->
         (command(s3.uri, AWS_ENDPOINT_URL="localhost:1"), "AWS_ENDPOINT_URL must start with http:// or https://"),
     ):
         assert (done.returncode, done.stdout) == (1, "")
-        assert told in done.stderr
+        assert message in done.stderr
         assert not any(o["AWS_SECRET_ACCESS_KEY"] in done.stderr for o in (options, wrong))
 
 
@@ -502,14 +496,14 @@ class PagedBucket(BaseHTTPRequestHandler):
     """An S3 of two keys a page, over a folder, which answers each third request with 503."""
 
     folder: Path
-    asked: list[str]
+    requested: list[str]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         address = urlsplit(self.path)
         key = unquote(address.path).removeprefix("/bucket/")
-        if len(self.asked) % 3 == 0:
+        if len(self.requested) % 3 == 0:
             self._answer(503, b"<Error><Code>SlowDown</Code></Error>")
         elif not key:
             self._answer(200, self._page(parse_qs(address.query)).encode())
@@ -521,8 +515,8 @@ class PagedBucket(BaseHTTPRequestHandler):
     def _page(self, query: dict[str, list[str]]) -> str:
         [prefix], [after] = query["prefix"], query.get("continuation-token", [""])
         keys = sorted(p.relative_to(self.folder).as_posix() for p in self.folder.rglob("*") if p.is_file())
-        found = [k for k in keys if k.startswith(prefix) and k > after]
-        page, rest = found[:2], found[2:]
+        matching = [k for k in keys if k.startswith(prefix) and k > after]
+        page, rest = matching[:2], matching[2:]
         listed = "<Contents><Key>{}</Key><LastModified>2026-11-21T00:00:00Z</LastModified></Contents>"
         more = "<IsTruncated>true</IsTruncated><NextContinuationToken>{}</NextContinuationToken>"
         body = "".join(listed.format(escape(k)) for k in page) + (more.format(escape(page[-1])) if rest else "")
@@ -538,31 +532,25 @@ class PagedBucket(BaseHTTPRequestHandler):
         """Prints nothing."""
 
 
-def test_long_listings_come_in_pages_and_a_busy_store_is_asked_again(local: Place) -> None:
+def test_long_listings_are_paged_and_503_is_retried(local: Place) -> None:
     table = Table.create(local.uri)
     for n in range(7):
         table.insert([{"n": n}])
-    handler = type("Handler", (PagedBucket,), {"folder": Path(local.uri), "asked": []})
+    handler = type("Handler", (PagedBucket,), {"folder": Path(local.uri), "requested": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         done = command("s3://bucket", "--json", AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_port}/")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     assert done.stderr == ""
-    found = [json.loads(line)["path"] for line in done.stdout.splitlines()]
-    assert found == [f"s3://bucket/{p.key}" for p in table.snapshot().parts]
-    assert len(found) == 7
-    assert sum("continuation-token" in path for path in handler.asked) >= 3
+    paths = [json.loads(line)["path"] for line in done.stdout.splitlines()]
+    assert paths == [f"s3://bucket/{p.key}" for p in table.snapshot().parts]
+    assert len(paths) == 7
+    assert sum("continuation-token" in path for path in handler.requested) >= 3
 
 
 # ------------------------------------------------------------------------------------------------ the pages
 
 
-def test_the_page_about_reading_shows_what_comes_out() -> None:
+def test_the_page_on_reading_shows_the_output() -> None:
     page = (ROOT / "docs/reading.md").read_text()
     section = page.partition("\n## Read without this library\n")[2].partition("\n## ")[0]
     shown = re.findall(r"^```(sql|sh)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", section, flags=re.DOTALL | re.MULTILINE)
@@ -584,15 +572,15 @@ def test_the_page_about_reading_shows_what_comes_out() -> None:
     assert ran >= 2
 
 
-def test_the_other_sql_of_the_pages_is_sql_too() -> None:
+def test_the_other_sql_of_the_pages_runs() -> None:
     reader, ran = SqlReader(), 0
     for page in ("docs/format.md", "docs/reading.md"):
         for block in blocks(ROOT / page, "sql"):
-            setting, found, rest = block.partition("SET VARIABLE")
+            setting, keyword, rest = block.partition("SET VARIABLE")
             if "s3://lake/clicks" in rest:
-                assert "SELECT" not in setting, "only what gives access to a bucket is left out"
+                assert "SELECT" not in setting, "only access to a bucket is left out"
                 reader.con.execute(
-                    (found + rest)
+                    (keyword + rest)
                     .replace("s3://lake/clicks", f"{ROOT}/{EXAMPLE}")
                     .replace("d=2026-11-21", "d=2026-01-05")
                 )

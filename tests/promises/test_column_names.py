@@ -1,4 +1,4 @@
-"""A column may have any name: also one that the library's own SQL uses, or DuckDB, without a change of any answer.
+"""A column may have any name, including those in the SQL of the library or DuckDB, and results stay the same.
 
 The names are read from the sources (`sql_names`), so that a new alias is tested as a column at once.
 """
@@ -42,12 +42,12 @@ FEW = ("v", "Filename", "answer")
 
 
 def spelled(names: Sequence[str]) -> list[str]:
-    """DuckDB does not tell cases apart, so every third name is spelled in another."""
+    """Return the names with every third in upper case, because DuckDB ignores case."""
     return [name.upper() if n % 3 == 2 else name for n, name in enumerate(names)]
 
 
 def make_rows(names: Sequence[str], numbers: Sequence[int]) -> list[Row]:
-    """Rows with the key `k`, a number, whose every other column has values of its own."""
+    """Return rows with a number `k` as their key and distinct values in all other columns."""
     return [{"k": k, **{name: 1000 * (n + 1) + k for n, name in enumerate(names)}} for k in numbers]
 
 
@@ -61,7 +61,7 @@ def stored(table: Table, relation: str = "t", **options: Any) -> list[Row]:
 
 
 def check(table: Table, expected: Sequence[Row]) -> None:
-    """The table has these rows, each in its partition, and reads every byte as it was written."""
+    """Check that the table has exactly these rows, each in its partition, and that verify reports no damage."""
     assert stored(table) == sorted(expected, key=lambda row: row["k"])
     assert table.query("SELECT count(*) FROM t WHERE odd <> k % 2").fetchall() == [(0,)]
     for odd in (0, 1):
@@ -317,9 +317,7 @@ def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("inserts", [1, 3])
 @pytest.mark.parametrize("partition_by", [[], ["k % 2 AS odd"]])
-def test_a_condition_on_a_column_filename_chooses_rows_and_not_files(
-    local: Any, partition_by: list[str], inserts: int
-) -> None:
+def test_a_condition_on_a_column_filename_selects_rows(local: Any, partition_by: list[str], inserts: int) -> None:
     table = Table.create(local.uri, partition_by=partition_by)
     for n in range(inserts):
         table.insert([{"k": 0, "filename": f"a{n}"}, {"k": 1, "filename": f"b{n}"}])
@@ -355,9 +353,7 @@ def test_every_column_is_decoded_also_beside_one_with_the_name_of_a_row(tmp_path
 
 
 @pytest.mark.long
-def test_a_temporary_folder_that_looks_like_a_partition_changes_no_statistics(
-    local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_folder_changes_no_statistics(local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "n=7" / "value=8"
     folder.mkdir(parents=True)
     monkeypatch.setenv("TMPDIR", str(folder))

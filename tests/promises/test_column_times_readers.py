@@ -1,4 +1,4 @@
-"""Each reader and each export has the columns of the time that it is asked for, and no column from later."""
+"""Each reader and export as of a time has the columns of that time, and no later ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from icedb.format.timing import MINUTE_MS
 from icedb.log import IceLogIO, S3Client
 from icedb_dagster.io.inputs import Rows, load
 from tests.support.proxy.proxy_views import page
-from tests.support.proxy.proxy_worlds import World, ask_app, make_app, question, run
+from tests.support.proxy.proxy_worlds import ProxyWorld, ask_app, make_app, question, run
 from tests.support.tables.delta_reading import by_delta
 from tests.support.tables.v3_api import client
 
@@ -58,7 +58,7 @@ def exported_parquet(table: Table, at_ms: int, folder: Path) -> Answer:
 
 
 def exported_rows(table: Table, at_ms: int, folder: Path) -> Answer:
-    """With a condition, files are written anew."""
+    """Export with a condition, which rewrites files."""
     table.export_parquet(folder / "out", as_of=at_ms, where="a > 0 AND d = 'x'")
     return by_relation(duckdb.sql(f"FROM read_parquet('{folder}/out/**/*.parquet', union_by_name = true)"))
 
@@ -103,7 +103,7 @@ def wait_until_after(at_ms: int) -> None:
 
 
 def evolved(table: Table) -> tuple[int, int]:
-    """Give the table columns, a partition column and a declared column; return the times of the first two commits."""
+    """Add columns, a partition column and a declared column. Return the times of the first two commits."""
     times = []
     for row in ({"d": "x", "a": 1}, {"d": "x", "a": 2, "b": 2}):
         created_ms = table.insert([row]).created_ms
@@ -128,7 +128,7 @@ def test_a_reader_has_the_columns_of_the_time(tmp_path: Path, reader: str) -> No
 
 def test_the_proxy_shows_parts_that_have_the_columns_of_the_time() -> None:
     """A tenant's engine makes the schema of the parts that it is shown."""
-    world = World(partition_by=["d"])
+    world = ProxyWorld(partition_by=["d"])
     world.table.insert([{"d": "x", "a": 1}])
     at_ms = world.clock.now_ms()
     world.clock.advance(MINUTE_MS)
@@ -162,7 +162,7 @@ def test_the_v3_api_has_the_columns_that_v3_itself_reads(s3: Any) -> None:
 
 
 def of_v3(s3c: S3Client, at_ms: int) -> set[str]:
-    """The schema as a program of v3 makes it: all columns of the log files whose names have no later time."""
+    """Return the schema that a v3 program computes: all columns of the log files whose names have no later time."""
     prefix = f"{s3c.s3prefix}/_log/"
     listed = s3c.s3.list_objects_v2(Bucket=s3c.s3bucket, Prefix=prefix)["Contents"]
     columns: set[str] = set()

@@ -1,4 +1,4 @@
-"""More rows than memory: they are streamed in, sorted on disk, and written part by part."""
+"""An insert of more rows than memory streams them, sorts on disk, and writes part by part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERHEAD_BYTES = 512 * MIB
 
 
 def write_files(folder: Path) -> int:
-    """A gibibyte of rows that do not compress; how many bytes of Parquet that is."""
+    """Write a gibibyte of rows that do not compress. Return the bytes of the Parquet files."""
     for number in range(FILES):
         ids = pa.array(range(number * ROWS_PER_FILE, (number + 1) * ROWS_PER_FILE))
         noise = pa.py_buffer(os.urandom(ROWS_PER_FILE * BYTES_PER_ROW))

@@ -1,4 +1,4 @@
-"""Real processes on one table: nothing is lost, nothing doubled, and a killed one leaves nothing half done."""
+"""Real processes on one table lose and duplicate no row, and a killed one leaves no partial commit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Worker:
         return self._results.recv()
 
     def was_killed(self) -> bool:
-        """Wait for the end: was it SIGKILL?"""
+        """Wait for the end. Return whether it was SIGKILL."""
         self._process.join(SECONDS_MAX)
         return self._process.exitcode == -signal.SIGKILL
 

@@ -1,4 +1,4 @@
-"""What each verb costs in requests, counted on the wire to a real S3 server."""
+"""The requests of each operation, counted on the wire to a real S3 server."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def test_many_gets_share_the_connections_that_are_open(store: ObjectStore, proxy
     proxy.reset()
     assert store.get_many([key] * 10 * CONCURRENT_GETS)[key].body == b"1"
     assert proxy.counts == {"GET": 10 * CONCURRENT_GETS}
-    # Two that need one at the same moment may both open it.
+    # Two requests that need a connection at the same moment may both open one.
     assert len({r.client_port for r in proxy.requests}) <= 2 * CONCURRENT_GETS
 
 
-def test_a_copy_of_what_is_gone_is_one_request(store: ObjectStore, proxy: CountingProxy) -> None:
+def test_a_copy_of_a_missing_object_is_one_request(store: ObjectStore, proxy: CountingProxy) -> None:
     prefix = store.location.prefix
     with pytest.raises(ObjectNotFound):
         store.copy(f"{prefix}/_data/gone", f"{prefix}/_data/b")
     assert proxy.counts == {"COPY": 1}
 
 
-def test_nothing_to_do_is_no_request(store: ObjectStore, proxy: CountingProxy) -> None:
+def test_empty_calls_make_no_request(store: ObjectStore, proxy: CountingProxy) -> None:
     assert store.get_many([]) == {}
     store.delete([])
     assert proxy.requests == []
@@ -96,7 +96,7 @@ def test_deleting_1500_objects_is_two_requests(store: ObjectStore, proxy: Counti
     for key in (keys[0], keys[999], keys[1_000], keys[-1]):
         store.create(key, b"")
     proxy.reset()
-    store.delete(keys)  # that most are not there makes no difference
+    store.delete(keys)  # most do not exist, which makes no difference
     assert proxy.counts == {"DELETE MANY": 2}
     assert store.list(f"{prefix}/_data/") == []
 
@@ -155,33 +155,28 @@ def test_a_listing_is_a_request_per_thousand_objects(store: ObjectStore, proxy: 
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_an_append_of_some_parts_is_one_put_each_and_one_for_the_log(
-    table: Table, proxy: CountingProxy, partitions: int
-) -> None:
+def test_an_append_puts_each_part_and_one_log_file(table: Table, proxy: CountingProxy, partitions: int) -> None:
     commit = table.insert([{"n": n} for n in range(partitions)])
     assert len(commit.parts) == partitions
     assert folders(proxy) == [*[("PUT", "_data")] * partitions, ("PUT", "_log")]
 
 
-def test_an_exclusive_commit_that_meets_nobody_is_four_requests(table: Table, proxy: CountingProxy) -> None:
-    dead = table.snapshot().parts[0].key
+@pytest.mark.parametrize("drop", [True, False])
+def test_an_exclusive_commit_without_conflicts_is_four_requests(table: Table, proxy: CountingProxy, drop: bool) -> None:
+    key = table.snapshot().parts[0].key
     proxy.reset()
-    commit_exclusive(table.handle, Replace(lambda _: [dead]))
-    # Read the log, claim the epoch, look whether it is history by now, publish.
-    assert folders(proxy) == [("LIST", "_log"), ("PUT", "_claims"), ("LIST", "_log"), ("PUT", "_log")]
-
-
-def test_a_drop_is_an_exclusive_commit_and_at_most_one_look(table: Table, proxy: CountingProxy) -> None:
-    table.snapshot()
-    proxy.reset()
-    table.drop_partitions(["p=1"])
+    if drop:
+        table.drop_partitions(["p=1"])
+    else:
+        commit_exclusive(table.handle, Replace(lambda _: [key]))
+    # Read the log, claim the epoch, check whether the epoch is decided, publish.
     assert folders(proxy) == [("LIST", "_log"), ("PUT", "_claims"), ("LIST", "_log"), ("PUT", "_log")]
 
 
 # ------------------------------------------------------------------------------------------ reading
 
 
-def test_a_refresh_without_news_is_one_listing(table: Table, proxy: CountingProxy) -> None:
+def test_a_refresh_without_changes_is_one_listing(table: Table, proxy: CountingProxy) -> None:
     table.snapshot()
     proxy.reset()
     for refreshes in (1, 2):
@@ -201,7 +196,7 @@ def test_a_refresh_reads_the_new_log_files_only(
     assert sorted(folders(proxy)) == [("GET", "_log")] * 3 + [("LIST", "_log")]
 
 
-def test_a_first_append_to_a_merged_table_reads_three_objects_at_most(
+def test_a_first_append_reads_few_objects(
     table: Table, uri: str, options: dict[str, str], proxy: CountingProxy
 ) -> None:
     for n in range(5):
@@ -222,10 +217,10 @@ def test_a_first_append_to_a_merged_table_reads_three_objects_at_most(
     ]
 
 
-# ------------------------------------------------------------------------------------------ looking
+# ------------------------------------------------------------------------------------------ health, verify
 
 
-def test_a_look_at_the_condition_of_a_quiet_table_is_one_listing(table: Table, proxy: CountingProxy) -> None:
+def test_the_health_of_an_unchanged_table_is_one_listing(table: Table, proxy: CountingProxy) -> None:
     for n in range(4):
         table.insert([{"n": n}, {"n": 4}])
     early = Thresholds(hot_parts=4, log_files=4)
@@ -238,7 +233,7 @@ def test_a_look_at_the_condition_of_a_quiet_table_is_one_listing(table: Table, p
 
 
 @pytest.mark.parametrize("commits", [1, 40])
-def test_a_look_at_listings_costs_the_same_however_many_parts_there_are(
+def test_verify_of_the_log_costs_the_same(
     uri: str, options: dict[str, str], proxy: CountingProxy, commits: int
 ) -> None:
     table = Table.create(uri, partition_by=["n % 4 AS p"], storage_options=options)

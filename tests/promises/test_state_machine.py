@@ -1,7 +1,7 @@
-"""Any sequence of verbs leaves the rows that a dict would hold, now and at every time that can still be read.
+"""After any sequence of operations a table has the rows of a dict, now and at every readable time.
 
-The real table, DuckDB and Parquet included, in a store whose clock is the test's. One verb at a time: what happens
-at the same time is tests/testing/test_simulation.py's.
+The table uses DuckDB and Parquet, in a store whose clock the test sets. Operations run one after the other:
+tests/testing/test_simulation.py has concurrent ones.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 class _LongMachine(TableMachine):
-    """The same, given more time."""
+    """The same machine with more examples and steps."""
 
 
 def _settings(examples: int) -> settings:

@@ -1,4 +1,4 @@
-"""Changes: each row that came is given once, whatever becomes of its part; or the reader is told: too late."""
+"""Changes: each added row is returned once, although its part is merged or dropped, or the reader gets an error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def insert(table: Table, *ns: int) -> None:
 # ------------------------------------------------------------------------------------------ a table
 
 
-def test_each_row_comes_once_and_what_a_merge_wrote_is_not_new(table: Table, clock: ManualClock) -> None:
+def test_each_row_is_returned_once_and_merged_parts_are_not_new(table: Table, clock: ManualClock) -> None:
     insert(table, 0, 1)
     first = table.changes()
     assert numbers(first) == [0, 1]
@@ -65,7 +65,7 @@ def test_each_row_comes_once_and_what_a_merge_wrote_is_not_new(table: Table, clo
     clock.advance(HOUR_MS)
     third = table.changes(second.cursor)
     assert numbers(third) == []
-    assert decode_cursor(third.cursor, table="t").seen == (), "what is over need not be remembered"
+    assert decode_cursor(third.cursor, table="t").seen == (), "settled log files need not be remembered"
 
 
 MOVES: dict[str, Callable[[Table], object]] = {
@@ -80,7 +80,7 @@ MOVES: dict[str, Callable[[Table], object]] = {
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_only_appends_and_overwrites_bring_rows(table: Table, clock: ManualClock, move: str) -> None:
+def test_only_appends_and_overwrites_add_rows(table: Table, clock: ManualClock, move: str) -> None:
     insert(table, 0, 1, 2)
     insert(table, 4, 5)
     cursor = table.changes().cursor
@@ -93,32 +93,32 @@ def test_only_appends_and_overwrites_bring_rows(table: Table, clock: ManualClock
 
 
 @pytest.mark.long
-def test_a_large_table_comes_in_pieces_while_it_changes(table: Table, clock: ManualClock) -> None:
+def test_a_large_table_is_returned_in_pieces_while_it_changes(table: Table, clock: ManualClock) -> None:
     for n in range(0, 12, 2):
         insert(table, n, n + 1)
     clock.advance(30 * MINUTE_MS)
-    got: list[int] = []
+    received: list[int] = []
     cursor = None
     for round_ in range(100):
         changes = table.changes(cursor, parts_max=2)
         assert len(changes.parts) <= 2
         if not changes.parts:
             break
-        got += numbers(changes)
+        received += numbers(changes)
         cursor = changes.cursor
         if round_ == 1:
             table.merge()
             insert(table, 20, 21)
-    assert sorted(got) == [*range(12), 20, 21]
+    assert sorted(received) == [*range(12), 20, 21]
     assert round_ > 5
 
 
-def test_at_least_one_part_comes_however_large_it_is(table: Table) -> None:
+def test_at_least_one_part_is_returned_regardless_of_its_size(table: Table) -> None:
     insert(table, 0, 1)
     assert len(table.changes(bytes_max=1).parts) == 1
 
 
-def test_between_two_times(table: Table, clock: ManualClock) -> None:
+def test_changes_between_two_times(table: Table, clock: ManualClock) -> None:
     times = []
     for n in range(3):
         insert(table, n)
@@ -135,7 +135,7 @@ def test_between_two_times(table: Table, clock: ManualClock) -> None:
     assert whole.query("SELECT k, n FROM t").fetchall() == [(1, 1)]
 
 
-def test_a_consumer_that_is_behind_cleanup_is_told(table: Table, clock: ManualClock) -> None:
+def test_a_consumer_behind_cleanup_gets_snapshot_expired(table: Table, clock: ManualClock) -> None:
     insert(table, 0, 2)
     cursor = table.changes().cursor
     clock.advance(30 * MINUTE_MS)
@@ -148,7 +148,7 @@ def test_a_consumer_that_is_behind_cleanup_is_told(table: Table, clock: ManualCl
     with pytest.raises(SnapshotExpired, match=r"changes since .* may be among it. Begin anew") as raised:
         table.changes(cursor)
     assert raised.value.horizon_ms == table.handle.read().horizon_ms
-    assert numbers(table.changes()) == [0, 2, 4], "beginning anew gives all that there is"
+    assert numbers(table.changes()) == [0, 2, 4], "a new consumer gets all rows"
     assert numbers(table.changes(raised.value.horizon_ms)) == []
 
 
@@ -168,7 +168,7 @@ def test_a_consumer_that_keeps_up_is_not_behind_cleanup(table: Table, clock: Man
 
 
 def v3_merge(table: Table, clocked: ClockedStore) -> None:
-    """One part becomes another, by a program that knows no epochs."""
+    """Replace a part by another, as a program without epochs."""
     table.insert([{"k": 0, "n": 0}])
     [part] = table.snapshot().parts
     t_ms = part.created_ms + 1
@@ -183,13 +183,13 @@ def v3_merge(table: Table, clocked: ClockedStore) -> None:
     clocked.create(table.handle.keys.log_file(t_ms, merged=True, writer="v3"), encode(file))
 
 
-def test_of_merges_by_a_v3_program_nobody_knows_what_is_new(table: Table, clocked: ClockedStore) -> None:
+def test_a_merge_by_a_v3_program_raises_uncoordinated_maintenance(table: Table, clocked: ClockedStore) -> None:
     v3_merge(table, clocked)
     with pytest.raises(UncoordinatedMaintenance, match="a program of IceDB v3 merged"):
         table.changes(UNIX_MS_MIN)
 
 
-def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
+def test_a_merge_by_a_v3_program_is_detected_after_log_merges(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     v3_merge(table, clocked)
@@ -204,7 +204,7 @@ def test_that_a_v3_program_merged_is_not_forgotten_when_its_log_files_are(
     assert numbers(table.changes()) == [0, 1]
 
 
-def test_a_cursor_that_does_not_come_after_is_no_end(table: Table) -> None:
+def test_an_end_before_the_start_is_rejected(table: Table) -> None:
     insert(table, 0, 1, 2)
     piece = table.changes(parts_max=1)
     first = table.changes()
@@ -218,7 +218,7 @@ def test_a_cursor_that_does_not_come_after_is_no_end(table: Table) -> None:
     assert numbers(table.changes(first.cursor, second.cursor)) == [3]
 
 
-def test_limits_count_only_what_is_wanted(table: Table) -> None:
+def test_limits_count_only_wanted_parts(table: Table) -> None:
     table.insert([{"k": k, "n": k} for k in range(20)])
     end, parts = advance(
         table.handle.read(),
@@ -246,7 +246,7 @@ def test_limits_count_only_what_is_wanted(table: Table) -> None:
         (lambda t: t.changes(True), "since must be"),
     ],
 )
-def test_what_makes_no_sense_is_refused(table: Table, call: Callable[[Table], object], reason: str) -> None:
+def test_invalid_arguments_of_changes_are_rejected(table: Table, call: Callable[[Table], object], reason: str) -> None:
     insert(table, 0)
     with pytest.raises(InvalidOption, match=reason):
         call(table)
@@ -258,7 +258,7 @@ SETTLED_AFTER = 20
 
 
 def history(chance: random.Random) -> list[tuple[int, LogFile]]:
-    """Log files, each with the time at which it appears: not much later than its own, and out of order."""
+    """Return log files out of order, each with the time at which it appears, which is soon after its own."""
     files, live = [], list[Marker]()
     for number in range(chance.randrange(1, 40)):
         t_ms = 100 + 3 * number
@@ -276,7 +276,7 @@ def history(chance: random.Random) -> list[tuple[int, LogFile]]:
             dead = [msgspec.structs.replace(m, tombstoned_ms=t_ms) for m in inputs]
             into = Marker(KEYS.part("k=0", f"{number}-merged"), 5, t_ms, moved=True)
             live.append(into)
-            # As exclusive commits do: it has seen its inputs.
+            # As exclusive commits do, it appears after its inputs.
             epoch = 1 + sum(f.epoch is not None for _, f in files)
             file = LogFile(t_ms, {}, (*dead, into), epoch=epoch, live_epochs=tuple(range(1, epoch + 1)))
             files.append((t_ms, file))
@@ -293,7 +293,7 @@ def state_at(files: list[tuple[int, LogFile]], now: int) -> TableState:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed: int) -> None:
+def test_a_consumer_gets_each_row_once_and_repeated_batches_are_equal(seed: int) -> None:
     chance = random.Random(seed)
     files = history(chance)
     last = max(at for at, _ in files) + SETTLED_AFTER + 1
@@ -323,25 +323,25 @@ def test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same(seed
         state = state_at(files, now)
     assert len(got) == len(set(got))
     final = state_at(files, last)
-    if begun == BEGINNING:  # what was live, and of all that it did not know then, what was appended
+    if begun == BEGINNING:  # all live parts, and the parts that were appended since
         expected = {m.key for m in first.live} | (appended - first.parts.keys())
     else:
         expected = {k for k in appended if final.parts[k].created_ms > begun.t_ms}
     assert set(got) == expected
-    for begin, end, keys in batches:  # a batch that is done again is the same, whatever came meanwhile
+    for begin, end, keys in batches:  # a repeated batch is equal, regardless of later commits
         assert [m.key for m in between(final, KEYS, begin, end)] == keys
-    assert start.seen == (), "in the end, nothing needs to be remembered"
+    assert start.seen == (), "at the end, nothing needs to be remembered"
     assert start.t_ms == last - SETTLED_AFTER
 
 
-def test_the_past_is_over_when_the_protocol_says_so(table: Table, clock: ManualClock) -> None:
+def test_a_time_is_settled_after_the_limits_of_the_protocol(table: Table, clock: ManualClock) -> None:
     timing = table.handle.timing
     assert settled_ms(table.handle, clock.now_ms()) == clock.now_ms() - 2 * (
         timing.commit_timeout_ms + timing.max_skew_ms
     )
 
 
-def test_a_time_in_the_future_is_refused_as_everywhere(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_time_in_the_future_is_rejected(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock)
     table.insert([{"n": 1}])
     skewed = clock.now_ms() + 2 * table.handle.timing.max_skew_ms

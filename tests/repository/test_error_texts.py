@@ -1,4 +1,4 @@
-"""Points in time are written as ISO 8601 in the texts of the library, beside the number that an API takes."""
+"""Messages of the library contain points in time as ISO 8601, beside the number that an API takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 #: Names of points in time, without their unit. Other names with `_ms` are lengths of time.
 TIMES = {"as_of", "at", "before", "created", "dead", "declared", "expires", "foreign", "horizon", "latest", "newest",
          "now", "oldest", "since", "started", "stored", "t", "until"}  # fmt: skip
-#: What is no text for people: representations, keys, and the traces of the simulation.
+#: Texts that users do not read: representations, keys, and the traces of the simulation.
 NO_TEXTS = ("__repr__", "log_file", "_after", "id")
 
 
 def bare_times(path: Path) -> Iterator[str]:
-    """Where a text puts in a point in time as a bare number."""
+    """Yield the places where a text contains a point in time as a bare number."""
     for function in ast.walk(ast.parse(path.read_text())):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or function.name in NO_TEXTS:
             continue
@@ -32,13 +32,13 @@ def bare_times(path: Path) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
 
 
-def test_no_text_has_a_bare_number_for_a_time() -> None:
+def test_no_message_contains_a_time_as_a_bare_number() -> None:
     files = [p for folder in ("icedb", "icedb_dagster") for p in (ROOT / folder).rglob("*.py")]
     assert len(files) > 100
     assert [place for p in files if "testing" not in p.parts for place in bare_times(p)] == []
 
 
-def test_a_time_is_shown_in_both_forms(tmp_path: Path) -> None:
+def test_a_time_is_printed_in_both_forms(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"))
     table.insert([{"a": 1}])
     created = table.history()[0].at_ms

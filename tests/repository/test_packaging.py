@@ -1,4 +1,4 @@
-"""What is released: a source distribution that makes the same wheel, which needs nothing that it does not name."""
+"""The release: a source distribution that builds the same wheel, whose metadata names all dependencies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from packaging.utils import canonicalize_name
 
 import icedb
 from release.environments import ROOT, find_python
-from release.matrix import SMOKES, extras
-from release.versions import ABOUT, EXTRAS, TOOLS
+from release.matrix import SMOKES_FILE, extras
+from release.smokes import SMOKES
+from release.versions import EXTRAS, TESTS_OF, TOOLS
 
 pytestmark = pytest.mark.process
 
@@ -46,7 +47,7 @@ except IceDBError as error:
 
 
 def hatch(source: Path, target: Path, kind: str) -> Path:
-    """Build what is in a folder. Returns the one file of it."""
+    """Build the project in a folder, and return the built file."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(target), "-t", kind]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -56,7 +57,7 @@ def hatch(source: Path, target: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, unpacked."""
+    """The folder of the unpacked source distribution."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(hatch(ROOT, folder, "sdist")) as archive:
         archive.extractall(folder, filter="data")
@@ -66,7 +67,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that the source distribution makes."""
+    """The wheel that is built from the source distribution."""
     return hatch(sdist, tmp_path_factory.mktemp("wheel"), "wheel")
 
 
@@ -79,9 +80,9 @@ def requirements(of: str) -> Iterator[Requirement]:
 
 @pytest.fixture(scope="module")
 def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and what it names, and what those name, and nothing else. Returns its Python.
+    """The Python of an environment with the wheel and its dependencies alone.
 
-    The packages are those of this environment, linked: nothing is fetched.
+    The packages are links to those of this environment, so nothing is fetched.
     """
     root = tmp_path_factory.mktemp("alone")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
@@ -129,11 +130,17 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     assert here == {name for name in names if name.endswith(".py")}
 
 
-def test_the_source_distribution_has_what_is_needed_and_nothing_else(sdist: Path) -> None:
+def test_the_source_distribution_has_only_the_required_files(sdist: Path) -> None:
     named = set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"])
     has = {path.name for path in sdist.iterdir()}
     assert has == named | {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
     assert not [p for p in sdist.rglob("*") if p.name in ("__pycache__", ".icedb-dagster", ".venv", ".DS_Store")]
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs_site", "examples", "release", "tests"])
+def test_no_module_is_ignored_by_git_and_missing_from_the_source_distribution(sdist: Path, folder: str) -> None:
+    modules = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*.py") if not {".venv", "data"} & {*p.parts}}
+    assert {p.relative_to(sdist) for p in (sdist / folder).rglob("*.py")} == modules
 
 
 def test_the_version_is_in_one_place(wheel: Path) -> None:
@@ -145,27 +152,22 @@ def test_the_version_is_in_one_place(wheel: Path) -> None:
 
 
 def test_the_metadata_is_that_of_the_project(wheel: Path) -> None:
-    says = metadata(wheel)
-    assert says["Requires-Python"] == "<3.14,>=3.11"
-    assert says["License-Expression"] == "Apache-2.0"
-    assert set(says.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
-    assert says.get_payload() == (ROOT / "README.md").read_text()
+    fields = metadata(wheel)
+    assert fields["Requires-Python"] == "<3.14,>=3.11"
+    assert fields["License-Expression"] == "Apache-2.0"
+    assert set(fields.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    assert fields.get_payload() == (ROOT / "README.md").read_text()
     for python in ("3.11", "3.12", "3.13"):
-        assert f"Programming Language :: Python :: {python}" in says.get_all("Classifier", [])
+        assert f"Programming Language :: Python :: {python}" in fields.get_all("Classifier", [])
 
 
-def test_the_wheel_works_with_what_it_names_and_nothing_else(alone: Path, tmp_path: Path) -> None:
-    command = [alone, "-I", SMOKES / "base.py"]
+def test_the_wheel_works_with_its_dependencies_alone(alone: Path, tmp_path: Path) -> None:
+    command = [alone, "-I", SMOKES_FILE, "base"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    where = subprocess.run(
-        [alone, "-I", "-c", "import icedb; print(icedb.__file__)"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert Path(where.stdout).is_relative_to(alone.parents[1])
+    command = [alone, "-I", "-c", "import icedb; print(icedb.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(done.stdout).is_relative_to(alone.parents[1])
 
 
 def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> None:
@@ -180,18 +182,18 @@ def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> N
 
 
 def test_every_extra_has_a_smoke_of_its_own() -> None:
-    assert {path.stem for path in SMOKES.glob("*.py")} == set(extras())
+    assert SMOKES.keys() == set(extras())
 
 
-def test_what_versions_are_tried_with_is_there() -> None:
+def test_the_extras_tools_and_tests_of_the_version_runs_exist() -> None:
     assert set(EXTRAS) <= set(PROJECT["optional-dependencies"])
     dev = {Requirement(text).name for text in PROJECT["optional-dependencies"]["dev"]}
     assert set(TOOLS) <= dev
-    for tests in ABOUT.values():
+    for tests in TESTS_OF.values():
         assert all((ROOT / test).is_file() for test in tests)
 
 
-def test_the_ranges_that_the_page_tells_are_those_of_the_project() -> None:
+def test_the_version_ranges_on_the_page_are_those_of_the_project() -> None:
     page = (ROOT / "docs" / "versions.md").read_text()
     wanted = {r.name: r for text in _all_requirements() for r in [Requirement(text)] if not r.name.startswith("icedb")}
     low, high = re.findall(r"\d+(?:\.\d+)+", str(wanted["dagster"].specifier))
@@ -208,14 +210,14 @@ def _all_requirements() -> list[str]:
     return [*PROJECT["dependencies"], *(text for some in PROJECT["optional-dependencies"].values() for text in some)]
 
 
-def test_an_installed_package_keeps_to_the_ranges() -> None:
-    """What the suite runs on is what is promised."""
+def test_installed_packages_are_in_the_version_ranges() -> None:
+    """The suite runs on versions that the project promises."""
     for text in PROJECT["dependencies"]:
         wanted = Requirement(text)
         assert distribution(wanted.name).version in wanted.specifier
 
 
-def test_the_hooks_are_what_make_lint_runs() -> None:
+def test_the_hooks_run_the_commands_of_make_lint() -> None:
     subprocess.run([PROGRAMS / "pre-commit", "validate-config"], cwd=ROOT, check=True)
     [repo] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
@@ -229,7 +231,7 @@ def test_the_hooks_are_what_make_lint_runs() -> None:
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
-def test_what_a_page_of_the_repository_names_is_there(page: str) -> None:
+def test_files_and_targets_on_a_page_of_the_repository_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         assert (ROOT / target).is_file(), target
@@ -240,7 +242,7 @@ def test_what_a_page_of_the_repository_names_is_there(page: str) -> None:
         assert set(words.split()) <= set(targets), words
 
 
-def test_an_interpreter_is_found_or_not_and_nothing_is_fetched() -> None:
+def test_only_installed_interpreters_are_found() -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     installed = find_python(own)
     assert installed is not None
@@ -248,7 +250,6 @@ def test_an_interpreter_is_found_or_not_and_nothing_is_fetched() -> None:
 
 
 def test_smokes_import_nothing_from_the_repository() -> None:
-    for smoke in SMOKES.glob("*.py"):
-        for node in ast.walk(ast.parse(smoke.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                assert (node.module or "").split(".")[0] not in ("tests", "release", "examples", "benchmarks")
+    for node in ast.walk(ast.parse(SMOKES_FILE.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in ("tests", "release", "examples", "benchmarks")

@@ -1,4 +1,4 @@
-"""The samples and shares of the suite: together they have every test, and a sample has what it promises."""
+"""The samples and shares of the suite: together they have every test, and each sample has its pairs of values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def names(items: set[pytest.Item]) -> set[str]:
 
 
 @pytest.mark.long
-def test_each_scope_has_the_tests_that_it_states(items: list[pytest.Item]) -> None:
+def test_each_scope_has_its_tests(items: list[pytest.Item]) -> None:
     short = choose(items, "short", DAY, None)
     assert choose(items, "all", DAY, None) == set(items)
     assert names(short) == {"test_plain", "test_server", "test_matrix", "test_rotating"}
@@ -89,7 +89,7 @@ def test_a_rotation_has_all_cases_within_as_many_days_as_it_takes(cases: int, nu
     assert all(len(day) == min(number, cases) for day in chosen)
 
 
-def test_tests_with_two_stores_do_not_all_use_the_same_on_a_day() -> None:
+def test_tests_with_two_stores_use_different_ones_on_a_day() -> None:
     assert {tuple(rotation(2, 1, DAY, f"test {n}")) for n in range(20)} == {(0,), (1,)}
 
 
@@ -99,11 +99,11 @@ def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest
     assert share == choose(items, "rest", DAY, "0f3a")
     assert share <= choose(items, "rest", DAY, None)
     assert sum(map(seconds_of, share)) <= SHARE_SECONDS
-    assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "what takes longer, or measures, is in none"
+    assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "no share has a longer test or a measurement"
 
 
 @pytest.mark.process
-def test_a_run_prints_a_line_for_each_file_and_the_end_of_what_a_failing_test_said(pytester: pytest.Pytester) -> None:
+def test_a_run_prints_a_line_for_each_file_and_the_end_of_failing_output(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
     pytester.syspathinsert(Path(__file__).parents[2])
     lines = CAPTURED_LINES_MAX + 5
@@ -120,11 +120,11 @@ def test_a_run_prints_a_line_for_each_file_and_the_end_of_what_a_failing_test_sa
 
 
 @pytest.mark.process
-def test_a_skipped_test_fails_where_none_may_be(pytester: pytest.Pytester) -> None:
+def test_a_skipped_test_fails_with_no_skips(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
     pytester.syspathinsert(Path(__file__).parents[2])
-    pytester.makepyfile("import pytest\ndef test_one(): pytest.skip('there is no server')\n")
+    pytester.makepyfile("import pytest\ndef test_one(): pytest.skip('no server')\n")
     pytester.runpytest_subprocess().assert_outcomes(skipped=1)
     result = pytester.runpytest_subprocess("--no-skips")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*--no-skips allows none. Skipped: there is no server*"])
+    result.stdout.fnmatch_lines(["*--no-skips allows none. Skipped: no server*"])

@@ -1,4 +1,4 @@
-"""A value goes in as it is, or not at all: what a cast would round, cut or reinterpret is refused or set aside."""
+"""Values are stored unchanged or not at all: a value that a cast would change is rejected or quarantined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from icedb.errors import IceDBError, InvalidOption, SchemaConflict, UnknownColum
 from tests.operations.write.test_insert_query import objects, rows
 from tests.support.object_stores.stores import Place
 
-#: In a file without types: the column's type, a text that says such a value, and texts that say something else.
+#: In a file without types: the column's type, a text with such a value, and texts that would be changed.
 TEXTS: list[tuple[str, str, Any, list[str]]] = [
     ("BIGINT", "-7", -7, ["1.5", "0x10", "1_000", "99999999999999999999", "x", "1e3"]),
     ("DECIMAL(10,2)", "1.230", Decimal("1.23"), ["1.239", "123456789.1", "1,5"]),
@@ -38,7 +38,7 @@ TEXTS: list[tuple[str, str, Any, list[str]]] = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("type_", "good", "value", "bad"), TEXTS, ids=[t[0] for t in TEXTS])
-def test_a_text_is_read_as_what_it_says(
+def test_a_text_becomes_exactly_its_value_or_is_rejected(
     type_: str, good: str, value: Any, bad: list[str], local: Place, tmp_path: Path
 ) -> None:
     table = Table.create(local.uri, schema={"x": type_}, storage_options={"fsync": "false"})
@@ -67,7 +67,7 @@ MIXED: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("type_", "good", "changed"), MIXED, ids=[m[0] for m in MIXED])
-def test_among_values_of_several_types_each_is_looked_at(type_: str, good: Any, changed: Any, local: Place) -> None:
+def test_each_value_of_a_mixed_column_is_checked(type_: str, good: Any, changed: Any, local: Place) -> None:
     table = Table.create(local.uri, schema={"x": type_}, storage_options={"fsync": "false"})
     commit = table.insert([{"x": good}, {"x": changed}, {"x": "other"}, {"x": None}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows) == (2, 2)
@@ -76,23 +76,23 @@ def test_among_values_of_several_types_each_is_looked_at(type_: str, good: Any, 
 
 def test_all_digits_of_a_number_survive_as_text_and_in_the_quarantine(local: Place) -> None:
     digits = "12345678901234567890.1234567890"
-    given = [{"x": Decimal(digits)}, {"x": "other"}]
+    data = [{"x": Decimal(digits)}, {"x": "other"}]
     text = Table.create(local.below("text").uri, schema={"x": "VARCHAR"})
-    text.insert(given, on_conflict="cast")
+    text.insert(data, on_conflict="cast")
     assert rows(text, "SELECT x FROM t ORDER BY ALL") == [(digits,), ("other",)]
     numbers = Table.create(local.below("numbers").uri, schema={"x": "BIGINT"})
-    commit = numbers.insert(given, on_conflict="quarantine")
-    found = Table.open(str(commit.quarantine)).query("SELECT row FROM t ORDER BY row").fetchall()
-    assert found == [('{"x":"other"}',), (f'{{"x":{digits}}}',)]
+    commit = numbers.insert(data, on_conflict="quarantine")
+    quarantined = Table.open(str(commit.quarantine)).query("SELECT row FROM t ORDER BY row").fetchall()
+    assert quarantined == [('{"x":"other"}',), (f'{{"x":{digits}}}',)]
 
 
-def test_the_names_of_columns_do_not_get_in_the_way(local: Place) -> None:
+def test_columns_may_have_internal_names(local: Place) -> None:
     odd = {"kind": "k", "rowid": 7, "staged": 1, "misfits": 2, "t": 3, "_rows": 4, "a.b": 5, 'q"uote': 6}
     table = Table.create(local.uri, schema={"x": "BIGINT"})
     commit = table.insert([{"x": 1, **odd}, {"x": "bad", **odd}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows) == (1, 1)
-    found = table.query("SELECT * FROM t").to_arrow_table().to_pylist()
-    assert found == [{"x": 1, **odd}]
+    stored = table.query("SELECT * FROM t").to_arrow_table().to_pylist()
+    assert stored == [{"x": 1, **odd}]
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,7 @@ def test_the_names_of_columns_do_not_get_in_the_way(local: Place) -> None:
         ("BIGINT[]", pa.table({"x": pa.array([[None]], pa.list_(pa.null()))}), [None]),
     ],
 )
-def test_a_nested_part_without_a_type_does_not_hide_the_others(
-    type_: str, frame: Any, stored: Any, local: Place
-) -> None:
+def test_a_nested_field_without_a_type_does_not_hide_others(type_: str, frame: Any, stored: Any, local: Place) -> None:
     table = Table.create(local.uri, schema={"x": type_})
     if stored is None:
         with pytest.raises(SchemaConflict, match="'x'"):
@@ -120,15 +118,15 @@ def test_a_nested_part_without_a_type_does_not_hide_the_others(
 
 
 @pytest.mark.parametrize(
-    ("type_", "value", "told"),
+    ("type_", "value", "stored"),
     [("BIGINT", "7", 7), ("BIGINT", 1.5, None), ("BIGINT", "x", None), ("DATE", dt.datetime(2026, 1, 1, 13), None),
      ("VARCHAR", 7, "7"), ("DATE", "2026-01-01", dt.date(2026, 1, 1))],
 )  # fmt: skip
-def test_a_path_tells_the_value_and_nothing_else(type_: str, value: Any, told: Any, local: Place) -> None:
+def test_a_path_column_stores_its_exact_value_or_rejects_it(type_: str, value: Any, stored: Any, local: Place) -> None:
     table = Table.create(local.uri, path_columns={"d": type_})
-    if told is not None:
+    if stored is not None:
         table.insert([{"n": 1, "d": value}])
-        assert rows(table, "SELECT d FROM t") == [(told,)]
+        assert rows(table, "SELECT d FROM t") == [(stored,)]
         return
     with pytest.raises(SchemaConflict, match="'d'"):
         table.insert([{"n": 1, "d": value}])
@@ -147,13 +145,13 @@ def test_a_sum_needs_a_number_and_an_aggregated_table_has_no_row_ids(local: Plac
         Table.create(local.below("uuids").uri, schema={"_row_id": "UUID"})
 
 
-def test_fields_that_parquet_cannot_tell_apart_are_refused(local: Place) -> None:
+def test_fields_that_differ_only_in_case_are_rejected(local: Place) -> None:
     column = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "A"])
     with pytest.raises(UnsupportedType, match="differ in case"):
         Table.create(local.uri).insert(pa.table({"x": column}))
 
 
-def test_a_writer_that_does_not_know_of_a_stricter_table_yet_is_refused_too(place: Place) -> None:
+def test_a_writer_with_an_older_spec_follows_a_stricter_one(place: Place) -> None:
     table = Table.create(place.uri, schema={"a": "BIGINT"}, storage_options=place.storage_options)
     stale = Table.open(place.uri, storage_options=place.storage_options)
     stale.insert([{"a": 1}])

@@ -1,4 +1,4 @@
-"""Rows of every kind become a batch: all values unchanged, or an error that says which row, which types, what now."""
+"""Rows of every kind become a batch: all values are unchanged, or an error names the row, the types and the remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Size(enum.IntEnum):
     BIG = 3
 
 
-Pair = namedtuple("Pair", "a b")  # the kind that has no types
+Pair = namedtuple("Pair", "a b")  # a named tuple without types
 
 # ------------------------------------------------------------------------------------------ values of one type
 
@@ -62,24 +62,24 @@ ROUND_TRIPS: list[tuple[str, str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("type_", "values"), [c[1:] for c in ROUND_TRIPS], ids=[c[0] for c in ROUND_TRIPS])
-def test_python_values_keep_their_value_and_have_the_type_for_it(type_: str, values: list[Any]) -> None:
-    found = read([{"a": v} for v in values])
-    assert found.types == {"a": type_}
-    assert found.column == values
-    assert [type(v) for v in found.column] == [type(v) for v in values]
-    assert found.source == "insert"
-    assert read([{"a": v} for v in values], {"a": type_}) == found
+def test_python_values_are_unchanged_and_have_their_type(type_: str, values: list[Any]) -> None:
+    batch = read([{"a": v} for v in values])
+    assert batch.types == {"a": type_}
+    assert batch.column == values
+    assert [type(v) for v in batch.column] == [type(v) for v in values]
+    assert batch.source == "insert"
+    assert read([{"a": v} for v in values], {"a": type_}) == batch
 
 
-def test_nan_stays_nan_and_the_sign_of_zero_stays() -> None:
+def test_nan_and_negative_zero_are_unchanged() -> None:
     nan, zero = read([{"a": float("nan")}, {"a": -0.0}]).column
     assert nan != nan
     assert str(zero) == "-0.0"
 
 
 def test_a_time_of_another_zone_is_the_same_instant() -> None:
-    [found] = read([{"a": datetime(2026, 1, 1, tzinfo=EAST)}]).column
-    assert found == datetime(2025, 12, 31, 18, 30, tzinfo=UTC)
+    [batch] = read([{"a": datetime(2026, 1, 1, tzinfo=EAST)}]).column
+    assert batch == datetime(2025, 12, 31, 18, 30, tzinfo=UTC)
 
 
 LIKE_PLAIN: list[tuple[str, Any, str, Any]] = [
@@ -106,14 +106,14 @@ LIKE_PLAIN: list[tuple[str, Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("value", "type_", "plain"), [c[1:] for c in LIKE_PLAIN], ids=[c[0] for c in LIKE_PLAIN])
-def test_values_of_other_libraries_are_as_plain_ones(value: Any, type_: str, plain: Any) -> None:
-    found = read([{"a": value}, {"a": None}])
-    assert found.types == {"a": type_}
-    assert found.column == [plain, None]
+def test_values_of_other_libraries_become_plain_values(value: Any, type_: str, plain: Any) -> None:
+    batch = read([{"a": value}, {"a": None}])
+    assert batch.types == {"a": type_}
+    assert batch.column == [plain, None]
 
 
 @pytest.mark.parametrize("missing", [None, pd.NA, pd.NaT, np.datetime64("NaT")], ids=str)
-def test_what_is_missing_is_null(missing: Any) -> None:
+def test_missing_values_are_null(missing: Any) -> None:
     assert read([{"a": 1, "b": missing}, {"a": missing}]).rows == [(1, None), (None, None)]
 
 
@@ -122,9 +122,9 @@ def test_what_is_missing_is_null(missing: Any) -> None:
 
 def test_columns_are_the_union_over_all_rows() -> None:
     rows = [{"a": 1}] * CHUNK_ROWS + [{"b": "late"}, {}]
-    found = read(rows)
-    assert found.types == {"a": "BIGINT", "b": "VARCHAR"}
-    assert found.rows == [(1, None)] * CHUNK_ROWS + [(None, "late"), (None, None)]
+    batch = read(rows)
+    assert batch.types == {"a": "BIGINT", "b": "VARCHAR"}
+    assert batch.rows == [(1, None)] * CHUNK_ROWS + [(None, "late"), (None, None)]
 
 
 def test_fields_of_dicts_are_the_union_over_all_rows() -> None:
@@ -133,7 +133,7 @@ def test_fields_of_dicts_are_the_union_over_all_rows() -> None:
     assert read(rows).column[2] == {"x": None, "y": {"z": None, "w": "t"}}
 
 
-def test_any_sequence_of_any_mappings_will_do() -> None:
+def test_any_sequence_of_mappings_is_a_batch() -> None:
     assert read(UserList([UserDict({"a": 1})])).rows == [(1,)]
     assert read(({"a": 1},)).rows == [(1,)]
 
@@ -147,10 +147,10 @@ def test_any_sequence_of_any_mappings_will_do() -> None:
         ([2**63, 1], "UBIGINT"),
     ],
 )
-def test_numbers_share_a_type_that_holds_them_exactly(values: list[Any], type_: str) -> None:
-    found = read([{"a": v} for v in values])
-    assert found.types == {"a": type_}
-    assert found.column == values
+def test_numbers_share_an_exact_type(values: list[Any], type_: str) -> None:
+    batch = read([{"a": v} for v in values])
+    assert batch.types == {"a": type_}
+    assert batch.column == values
 
 
 def test_rows_without_values_have_columns_without_types() -> None:
@@ -188,11 +188,11 @@ KNOWN: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("type_", "value", "stored"), KNOWN)
-def test_the_tables_type_is_taken_when_it_holds_the_value(type_: str, value: Any, stored: Any) -> None:
-    found = read([{"a": value}, {"a": None}], {"a": type_})
-    assert found.types == {"a": type_}
-    assert found.column == [stored, None]
-    assert found.mixed == frozenset()
+def test_a_value_has_the_type_of_the_table_if_it_is_exact(type_: str, value: Any, stored: Any) -> None:
+    batch = read([{"a": value}, {"a": None}], {"a": type_})
+    assert batch.types == {"a": type_}
+    assert batch.column == [stored, None]
+    assert batch.mixed == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -217,18 +217,18 @@ def test_the_tables_type_is_taken_when_it_holds_the_value(type_: str, value: Any
         ("MAP(INTEGER, VARCHAR)", [1], "BIGINT[]"),
     ],
 )
-def test_values_that_the_tables_type_would_change_keep_their_own(type_: str, value: Any, own: str) -> None:
-    found = read([{"a": value}], {"a": type_})
-    assert found.types == {"a": own}
-    assert found.column == [value]
+def test_values_that_the_type_of_the_table_would_change_keep_their_type(type_: str, value: Any, own: str) -> None:
+    batch = read([{"a": value}], {"a": type_})
+    assert batch.types == {"a": own}
+    assert batch.column == [value]
 
 
-def test_lists_without_elements_do_not_become_something_else() -> None:
+def test_empty_lists_conflict_with_a_column_of_text() -> None:
     with pytest.raises(SchemaConflict, match="column 'a' is VARCHAR in the table and holds empty lists"):
         read([{"a": []}], {"a": "VARCHAR"})
 
 
-def test_python_texts_are_json_whatever_other_values_are_there() -> None:
+def test_python_texts_are_json_beside_other_values() -> None:
     assert read([{"a": "[1]"}], {"a": "JSON"}).column == ["[1]"]
     assert read([{"a": "[1]"}, {"a": 1}], {"a": "JSON"}).column == ["[1]", "1"]
 
@@ -250,7 +250,7 @@ MIXED: list[tuple[list[Any], tuple[str, str], int]] = [
 
 
 @pytest.mark.parametrize(("values", "types", "row"), MIXED)
-def test_types_that_differ_are_a_conflict_of_column_types_and_row(
+def test_values_of_two_types_raise_a_conflict_with_column_types_and_row(
     values: list[Any], types: tuple[str, str], row: int
 ) -> None:
     with pytest.raises(
@@ -260,32 +260,32 @@ def test_types_that_differ_are_a_conflict_of_column_types_and_row(
     assert (caught.value.column, caught.value.types) == ("a", types)
 
 
-def test_the_row_of_a_conflict_is_found_in_any_chunk() -> None:
+def test_the_row_of_a_conflict_is_counted_over_all_chunks() -> None:
     rows: list[dict[str, Any]] = [{"a": 1}] * (2 * CHUNK_ROWS)
     with pytest.raises(SchemaConflict, match=f"VARCHAR in row {2 * CHUNK_ROWS}"):
         read([*rows, {"a": "x"}])
 
 
-def test_a_conflict_inside_names_its_place() -> None:
+def test_a_nested_conflict_names_its_path() -> None:
     with pytest.raises(SchemaConflict, match=r"column 'a\.l\[\]\.x' .* BIGINT, and VARCHAR in row 1\.") as caught:
         read([{"a": {"l": [{"x": 1}]}}, {"a": {"l": [{"x": "t"}]}}])
     assert caught.value.column == "a.l[].x"
 
 
 @pytest.mark.parametrize("on_conflict", ["cast", "quarantine"])
-def test_mixed_values_become_json_that_loses_nothing(on_conflict: Any) -> None:
+def test_mixed_values_become_lossless_json(on_conflict: Any) -> None:
     values = [1, "x", 2**80, Decimal("1.50"), float("nan"), float("-inf"), {"b": [None, True]}, U1, date(2026, 1, 1),
               datetime(2026, 1, 1, tzinfo=UTC), None]  # fmt: skip
-    found = read([{"a": v} for v in values], on_conflict=on_conflict)
-    assert found.types == {"a": "JSON"}
-    assert found.mixed == {"a"}
-    assert found.column == [
+    batch = read([{"a": v} for v in values], on_conflict=on_conflict)
+    assert batch.types == {"a": "JSON"}
+    assert batch.mixed == {"a"}
+    assert batch.column == [
         "1", '"x"', str(2**80), "1.50", "NaN", "-Infinity", '{"b":[null,true]}', f'"{U1}"', '"2026-01-01"',
         '"2026-01-01T00:00:00Z"', None,
     ]  # fmt: skip
 
 
-def test_bytes_are_no_json() -> None:
+def test_bytes_cannot_become_json() -> None:
     with pytest.raises(InvalidBatch, match=r"column 'a' .* bytes, which JSON cannot hold"):
         read([{"a": 1}, {"a": b"x"}], on_conflict="cast")
 
@@ -312,15 +312,15 @@ REFUSED: list[tuple[str, Any, type[IceDBError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "error", "says"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
-def test_what_no_column_holds_is_refused(value: Any, error: type[IceDBError], says: str) -> None:
-    with pytest.raises(error, match=f"^{HERE}: .*{says}") as caught:
+@pytest.mark.parametrize(("value", "error", "message"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
+def test_a_value_that_no_column_can_store_is_rejected(value: Any, error: type[IceDBError], message: str) -> None:
+    with pytest.raises(error, match=f"^{HERE}: .*{message}") as caught:
         read([{"a": None}, {"a": value}])
     assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         ([{"a": 1}, 5], "row 1 is a int, not a dict"),
         ([{"a": 1}, {2: 1}], "row 1 has the column name 2, which is not text"),
@@ -333,8 +333,8 @@ def test_what_no_column_holds_is_refused(value: Any, error: type[IceDBError], sa
         (pl.Series([1]), "Series"),
     ],
 )
-def test_what_are_no_rows_is_refused(data: Any, says: str) -> None:
-    with pytest.raises(InvalidBatch, match=f"^{HERE}: .*{says}"):
+def test_data_without_rows_is_rejected(data: Any, message: str) -> None:
+    with pytest.raises(InvalidBatch, match=f"^{HERE}: .*{message}"):
         read(data)
 
 
@@ -345,16 +345,16 @@ TABLE = pa.table({"a": pa.array([1, None], pa.int32()), "s": ["x", "y"]})
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: TABLE, lambda: TABLE.to_batches()[0], lambda: TABLE.to_reader(), lambda: _Stream(TABLE)],
+    [lambda: TABLE, lambda: TABLE.to_batches()[0], lambda: TABLE.to_reader(), lambda: _ArrowStream(TABLE)],
     ids=["table", "batch", "reader", "stream"],
 )
 def test_arrow_of_every_kind_keeps_its_types(make: Callable[[], Any]) -> None:
-    found = read(make(), {"a": "BIGINT"})
-    assert found.types == {"a": "INTEGER", "s": "VARCHAR"}
-    assert found.rows == [(1, "x"), (None, "y")]
+    batch = read(make(), {"a": "BIGINT"})
+    assert batch.types == {"a": "INTEGER", "s": "VARCHAR"}
+    assert batch.rows == [(1, "x"), (None, "y")]
 
 
-class _Stream:
+class _ArrowStream:
     def __init__(self, table: pa.Table) -> None:
         self.table = table
 
@@ -381,30 +381,21 @@ def test_a_pandas_frame_keeps_values_types_and_named_indexes() -> None:
         },
         index=pd.Index([5, 6], name="k"),
     )
-    found = read(frame)
-    assert found.types == {
+    batch = read(frame)
+    assert batch.types == {
         "i": "SMALLINT", "f": "DOUBLE", "o": "DOUBLE", "s": "VARCHAR", "d": "STRUCT(x BIGINT, y VARCHAR)",
         "c": "VARCHAR", "n": "BIGINT", "b": "BOOLEAN", "t": "TIMESTAMP", "z": "TIMESTAMP WITH TIME ZONE", "k": "BIGINT",
     }  # fmt: skip
-    assert found.rows == [
+    assert batch.rows == [
         (
-            1,
-            0.5,
-            1.0,
-            "x",
-            {"x": 1, "y": None},
-            "p",
-            1,
-            True,
-            datetime(2026, 1, 1),
-            datetime(2026, 1, 1, tzinfo=UTC),
-            5,
+            1, 0.5, 1.0, "x", {"x": 1, "y": None}, "p", 1, True, datetime(2026, 1, 1),
+            datetime(2026, 1, 1, tzinfo=UTC), 5,
         ),
         (2, None, None, None, {"x": None, "y": "t"}, None, None, False, None, None, 6),
-    ]
+    ]  # fmt: skip
 
 
-def test_an_index_without_a_name_is_no_data() -> None:
+def test_an_index_without_a_name_is_omitted() -> None:
     assert read(pd.DataFrame({"a": [1, 2, 3]})[lambda f: f.a > 1]).rows == [(2,), (3,)]
     assert read(pd.DataFrame({"a": [1]}, index=["x"])).types == {"a": "BIGINT"}
 
@@ -412,13 +403,13 @@ def test_an_index_without_a_name_is_no_data() -> None:
 def test_a_pandas_frame_is_read_in_slices() -> None:
     n = 2 * CHUNK_ROWS + 1
     frame = pd.DataFrame({"a": np.arange(n), "o": pd.Series([None] * (n - 1) + [{"x": 1}], dtype=object)})
-    found = read(frame)
-    assert [r[0] for r in found.rows] == list(range(n))
-    assert found.rows[-1] == (n - 1, {"x": 1})
+    batch = read(frame)
+    assert [r[0] for r in batch.rows] == list(range(n))
+    assert batch.rows[-1] == (n - 1, {"x": 1})
 
 
 @pytest.mark.parametrize(
-    ("frame", "error", "says"),
+    ("frame", "error", "message"),
     [
         (pd.DataFrame({"a": [1, "x"]}), SchemaConflict, "'a' .*BIGINT, and VARCHAR in row 1"),
         (pd.DataFrame({1: [2]}), InvalidBatch, "name 1, which is not text"),
@@ -428,8 +419,8 @@ def test_a_pandas_frame_is_read_in_slices() -> None:
         (pd.DataFrame({"a": [1j]}), UnsupportedType, "'a' .*complex"),
     ],
 )
-def test_a_pandas_frame_that_is_no_table_is_refused(frame: Any, error: type[IceDBError], says: str) -> None:
-    with pytest.raises(error, match=f"^{HERE}: .*{says}"):
+def test_an_invalid_pandas_frame_is_rejected(frame: Any, error: type[IceDBError], message: str) -> None:
+    with pytest.raises(error, match=f"^{HERE}: .*{message}"):
         read(frame)
 
 
@@ -452,12 +443,12 @@ def test_a_polars_frame_keeps_values_and_types(lazy: bool) -> None:
             "u": pl.Series([2**64 - 1, 0], dtype=pl.UInt64),
         }
     )
-    found = read(frame.lazy().filter(pl.col("u") >= 0) if lazy else frame)
-    assert found.types == {
+    batch = read(frame.lazy().filter(pl.col("u") >= 0) if lazy else frame)
+    assert batch.types == {
         "c": "VARCHAR", "e": "VARCHAR", "t": "TIME", "n": "NULL", "b": "BLOB", "d": "DECIMAL(38,1)", "a": "BIGINT[2]",
         "s": "STRUCT(x BIGINT[])", "z": "TIMESTAMP WITH TIME ZONE", "u": "UBIGINT",
     }  # fmt: skip
-    assert found.rows == [
+    assert batch.rows == [
         ("a", "a", time(1, 2, 3, 4), None, b"x", Decimal("1.5"), (1, 2), {"x": [1]}, datetime(2026, 1, 1, tzinfo=UTC),
          2**64 - 1),
         (None, "b", None, None, None, None, (3, 4), None, None, 0),
@@ -466,7 +457,7 @@ def test_a_polars_frame_keeps_values_and_types(lazy: bool) -> None:
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
 @pytest.mark.parametrize(
-    ("series", "says"),
+    ("series", "message"),
     [
         (pl.Series([2**100], dtype=pl.Int128), "Int128"),
         (pl.Series([{"x": [1]}], dtype=pl.Struct({"x": pl.List(pl.Int128)})), "Int128"),
@@ -474,41 +465,41 @@ def test_a_polars_frame_keeps_values_and_types(lazy: bool) -> None:
     ],
     ids=["128 bits", "128 bits inside", "objects"],
 )
-def test_what_only_polars_has_is_refused(series: Any, says: str, lazy: bool) -> None:
+def test_types_that_only_polars_has_are_rejected(series: Any, message: str, lazy: bool) -> None:
     frame = pl.DataFrame({"a": series})
-    with pytest.raises(UnsupportedType, match=f"^{HERE}: column 'a' holds Polars' {says}. Cast it"):
+    with pytest.raises(UnsupportedType, match=f"^{HERE}: column 'a' holds Polars' {message}. Cast it"):
         read(frame.lazy() if lazy else frame)
 
 
-def test_a_lazy_query_that_fails_is_refused() -> None:
+def test_a_failing_lazy_query_is_rejected() -> None:
     with pytest.raises(InvalidBatch, match=f"^{HERE}: the Polars frame cannot be read: .*nowhere"):
         read(pl.LazyFrame({"a": [1]}).select("nowhere"))
 
 
 @pytest.mark.long
-def test_a_lazy_frame_of_many_rows_is_read_whole() -> None:
+def test_a_lazy_frame_of_many_rows_is_read_completely() -> None:
     n = 300_000
     frame = pl.LazyFrame({"a": range(n)}).with_columns(pl.col("a").cast(pl.String).alias("s").cast(pl.Categorical))
-    found = read(frame)
-    assert sorted(found.rows) == [(i, str(i)) for i in range(n)]
+    batch = read(frame)
+    assert sorted(batch.rows) == [(i, str(i)) for i in range(n)]
 
 
 # ------------------------------------------------------------------------------------------ DuckDB
 
 
-def test_a_relation_keeps_the_types_that_arrow_does_not_have() -> None:
+def test_a_relation_keeps_types_that_arrow_lacks() -> None:
     con = duckdb.connect()
     one = f"'{U1}'::UUID"
     sql = f"{one} u, '[1]'::JSON j, {{'u': {one}, 'd': 1.5}} s, MAP {{'k': {one}}} m, 'x'::ENUM('x') e"
-    found = read(con.sql(f"SELECT {sql}"))
-    assert found.types == {
+    batch = read(con.sql(f"SELECT {sql}"))
+    assert batch.types == {
         "u": "UUID", "j": "JSON", "s": "STRUCT(u UUID, d DECIMAL(2,1))", "m": "MAP(VARCHAR, UUID)", "e": "VARCHAR",
     }  # fmt: skip
-    assert found.rows == [(U1, "[1]", {"u": U1, "d": Decimal("1.5")}, {"k": U1}, "x")]
+    assert batch.rows == [(U1, "[1]", {"u": U1, "d": Decimal("1.5")}, {"k": U1}, "x")]
 
 
 @pytest.mark.parametrize(
-    ("sql", "error", "says"),
+    ("sql", "error", "message"),
     [
         ("SELECT 1::HUGEINT a", UnsupportedType, "'a' is HUGEINT"),
         ("SELECT [1::UHUGEINT] a", UnsupportedType, "'a' is UHUGEINT"),
@@ -519,13 +510,13 @@ def test_a_relation_keeps_the_types_that_arrow_does_not_have() -> None:
         ("SELECT CAST(i AS TINYINT) a FROM range(300000) r(i)", InvalidBatch, "the DuckDB relation cannot be read"),
     ],
 )
-def test_a_relation_that_cannot_be_stored_is_refused(sql: str, error: type[IceDBError], says: str) -> None:
+def test_a_relation_that_cannot_be_stored_is_rejected(sql: str, error: type[IceDBError], message: str) -> None:
     con = duckdb.connect()
-    with pytest.raises(error, match=f"^{HERE}: .*{says}"):
+    with pytest.raises(error, match=f"^{HERE}: .*{message}"):
         read(con.sql(sql))
 
 
-def test_a_relation_and_its_connection_stay_as_they_are() -> None:
+def test_a_relation_and_its_connection_are_not_changed() -> None:
     con = duckdb.connect()
     settings = con.sql("SELECT name, value FROM duckdb_settings() ORDER BY name").fetchall()
     relation = con.sql("SELECT range AS a, uuid() AS u FROM range(5)")
@@ -535,10 +526,10 @@ def test_a_relation_and_its_connection_stay_as_they_are() -> None:
     assert con.sql("SELECT name, value FROM duckdb_settings() ORDER BY name").fetchall() == settings
 
 
-# ------------------------------------------------------------------------------------------ nothing is modified
+# ------------------------------------------------------------------------------------------ unchanged inputs
 
 
-def test_rows_and_frames_stay_as_they_are() -> None:
+def test_rows_and_frames_are_not_changed() -> None:
     rows = [{"a": [np.int64(1)], "b": {"x": Size.BIG}, "c": bytearray(b"x")}, {"a": None}]
     before = copy.deepcopy(rows)
     read(rows)
@@ -555,13 +546,13 @@ def test_rows_and_frames_stay_as_they_are() -> None:
     assert polars.schema == clone.schema
 
 
-# ------------------------------------------------------------------------------------------ whatever comes
+# ------------------------------------------------------------------------------------------ random rows
 
 NAMES = st.sampled_from(["a", "b", "c d", 'e"f', "select"])
 
 
 def _values(depth: int) -> st.SearchStrategy[Callable[[], Any]]:
-    """Strategies of one shape: values that a column can have."""
+    """Draw strategies for the values of one column."""
     scalars = st.sampled_from(
         [st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(st.characters(codec="utf-8")),
          st.binary(), st.booleans(), st.datetimes(), st.dates(), st.uuids(), st.decimals(-1000, 1000, places=3)]
@@ -581,7 +572,7 @@ def batches(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def _pruned(value: Any) -> Any:
-    """Without the fields that are null: a struct has them whether or not the row did."""
+    """Remove null fields, which a struct has although the row had none."""
     if isinstance(value, dict):
         return {k: p for k, v in value.items() if (p := _pruned(v)) is not None}
     return [_pruned(v) for v in value] if isinstance(value, list) else value
@@ -590,14 +581,14 @@ def _pruned(value: Any) -> Any:
 @pytest.mark.long
 @settings(max_examples=60)
 @given(batches())
-def test_nested_rows_come_back_as_they_were(rows: list[dict[str, Any]]) -> None:
+def test_nested_rows_are_returned_unchanged(rows: list[dict[str, Any]]) -> None:
     try:
-        found = read(rows)
+        batch = read(rows)
     except InvalidBatch as error:
         assume("only empty or null elements" not in str(error))
         raise
-    names = list(found.types)
-    back = [_pruned(dict(zip(names, row, strict=True))) for row in found.rows]
+    names = list(batch.types)
+    back = [_pruned(dict(zip(names, row, strict=True))) for row in batch.rows]
     assert back == [_pruned(row) for row in rows]
 
 
@@ -638,20 +629,20 @@ def _in_nanoseconds(kind: str, ns: int) -> Any:
     ["pandas", "polars", "lazy", "reader", "record batch", "struct", "dictionary", "run ends", "map", "nested", "list",
      "array"],
 )  # fmt: skip
-def test_nanoseconds_of_a_zone_are_kept_or_refused_never_cut(kind: str) -> None:
+def test_nanoseconds_of_a_zone_are_never_truncated(kind: str) -> None:
     assert "datetime.datetime(1970, 1, 1, 0, 0, 0, 7, tzinfo=" in repr(read(_in_nanoseconds(kind, 7000)).column[1])
-    with pytest.raises(InvalidBatch, match=r"column 'a' holds times of a zone in nanoseconds.*Truncate them"):
+    with pytest.raises(InvalidBatch, match=r"column 'a' holds zoned times in nanoseconds.*Truncate them"):
         read(_in_nanoseconds(kind, 7001))
 
 
-def test_nanoseconds_outside_of_a_slice_do_not_count() -> None:
+def test_nanoseconds_outside_of_a_slice_are_ignored() -> None:
     assert len(read(pa.table({"a": pa.array([[7000], [7001]], pa.list_(NS))}).slice(0, 1)).column) == 1
 
 
-def test_views_of_lists_with_nanoseconds_are_refused() -> None:
-    with pytest.raises(InvalidBatch, match="column 'a' holds times of a zone in nanoseconds"):
+def test_list_views_with_nanoseconds_are_rejected() -> None:
+    with pytest.raises(InvalidBatch, match="column 'a' holds zoned times in nanoseconds"):
         read(pa.table({"a": pa.array([[7000]], pa.list_view(NS))}))
 
 
-def test_nanoseconds_without_a_zone_stay() -> None:
+def test_nanoseconds_without_a_zone_are_kept() -> None:
     assert read(pa.table({"a": pa.array([7001], pa.timestamp("ns"))})).types == {"a": "TIMESTAMP_NS"}

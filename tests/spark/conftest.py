@@ -1,4 +1,4 @@
-"""Fixtures of the tests that put a proxy between Spark and a real S3 server. Other modules define their own."""
+"""Tables for Spark, and a proxy between Spark and a real S3 server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ import pytest
 
 from icedb import Table
 from tests.support.object_stores.counting_proxy import CountingProxy
+from tests.support.object_stores.stores import Place
+from tests.support.spark.spark_tables import Create, creating
 
 if TYPE_CHECKING:
     from tests.support.spark.spark_clusters import SharedDriver
+    from tests.support.spark.spark_scene import SparkScene
+
+
+@pytest.fixture
+def create(local: Place) -> Create:
+    """Return a function that creates a table in a folder."""
+    return creating(local)
+
+
+@pytest.fixture
+def create_shared(shared_place: Place) -> Create:
+    """Return a function that creates a table in a folder or, as another parameter, in the S3 server's bucket."""
+    return creating(shared_place)
 
 
 @pytest.fixture
@@ -40,3 +55,10 @@ def driver(spark: Any) -> SharedDriver:
     from tests.support.spark.spark_clusters import SharedDriver
 
     return SharedDriver(spark)
+
+
+@pytest.fixture
+def scene(driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy) -> SparkScene:
+    from tests.support.spark.spark_scene import SparkScene
+
+    return SparkScene(driver, table, place, proxy)

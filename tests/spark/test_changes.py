@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +42,27 @@ def numbers(frame: Any) -> list[int]:
     return sorted(row.n for row in frame.select("n").collect())
 
 
+def run_query(writer: Any, checkpoint: Path, target: str | None = None, **trigger: Any) -> Any:
+    """Run a streaming query to its end: until everything is read, unless another trigger is named."""
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(**(trigger or {"availableNow": True}))
+    query = writer.start(target)
+    query.awaitTermination()
+    return query
+
+
 class Stream:
     """A stream from a table to files. Each run continues from its checkpoint."""
 
     def __init__(self, spark: Any, table: Table, folder: Path, **options: str) -> None:
         self._spark, self._table, self._options = spark, table, options
-        self.checkpoint, self._out = folder / "checkpoint", folder / "out"
-        #: How many rows each micro-batch of the last run read.
+        self._checkpoint, self._out = folder / "checkpoint", folder / "out"
+        #: The number of rows that each micro-batch of the last run read.
         self.batches: list[int] = []
 
     def run(self, **trigger: Any) -> list[int]:
-        """Read all there is; all numbers that were read so far."""
+        """Read everything, and return all numbers that were read so far."""
         source = self._spark.readStream.format("icedb").options(**self._options).load(self._table.uri)
-        query = (
-            source.writeStream.format("json")
-            .option("checkpointLocation", str(self.checkpoint))
-            .trigger(**(trigger or {"availableNow": True}))
-            .start(str(self._out))
-        )
-        query.awaitTermination()
+        query = run_query(source.writeStream.format("json"), self._checkpoint, str(self._out), **trigger)
         self.batches = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
         return numbers(self._spark.read.schema("n long").json(str(self._out)))
 
@@ -71,7 +74,7 @@ def test_a_stream_reads_existing_rows_then_appended_rows(spark: Any, table: Tabl
     stream = Stream(spark, table, tmp_path)
     assert stream.run() == [0, 1, 2, 3]
     table.merge()
-    assert stream.run() == [0, 1, 2, 3], "what a merge wrote is not new"
+    assert stream.run() == [0, 1, 2, 3], "a merge adds no rows"
     assert stream.batches == []
     insert(table, 4)
     table.merge()
@@ -80,7 +83,7 @@ def test_a_stream_reads_existing_rows_then_appended_rows(spark: Any, table: Tabl
     table.overwrite([{"k": 1, "n": 7}], partitions=["k=1"])
     assert stream.run() == [0, 1, 2, 3, 4, 5, 7]
     again = Stream(spark, table, tmp_path / "again")
-    assert again.run() == [2, 4, 7], "a new checkpoint is a new stream, which begins with the table as it is"
+    assert again.run() == [2, 4, 7], "a new stream begins with the present rows"
 
 
 def test_batches_are_bounded_unless_spark_requests_all_rows(spark: Any, table: Table, tmp_path: Path) -> None:
@@ -109,25 +112,20 @@ def test_a_repeated_batch_has_the_same_rows(spark: Any, table: Table, tmp_path: 
     stream = Stream(spark, table, tmp_path)
     stream.run()
     insert(table, 2)
-    got: list[list[int]] = []
+    batches: list[list[int]] = []
 
     def run() -> None:
         source = spark.readStream.format("icedb").load(table.uri)
-        query = (
-            source.writeStream.foreachBatch(lambda batch, _: got.append(numbers(batch)))
-            .option("checkpointLocation", str(tmp_path / "again"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        writer = source.writeStream.foreachBatch(lambda batch, _: batches.append(numbers(batch)))
+        run_query(writer, tmp_path / "again")
 
     run()
-    for note in (tmp_path / "again" / "commits").glob("*0*"):
-        note.unlink()  # as if the driver had died in the middle of the batch
+    for file in (tmp_path / "again" / "commits").glob("*0*"):
+        file.unlink()  # as if the driver had died in the middle of the batch
     insert(table, 3)
     table.merge()
     run()
-    assert got == [[0, 1, 2], [0, 1, 2], [3]]
+    assert batches == [[0, 1, 2], [0, 1, 2], [3]]
 
 
 def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_path: Path) -> None:
@@ -136,13 +134,7 @@ def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_pat
     for n in range(2):
         insert(table, n)
         source = spark.readStream.format("icedb").load(table.uri)
-        query = (
-            source.writeStream.format("icedb")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(copy.uri)
-        )
-        query.awaitTermination()
+        run_query(source.writeStream.format("icedb"), tmp_path / "checkpoint", copy.uri)
         table.merge()
     assert copy.query("SELECT n FROM t WHERE n >= 0 ORDER BY n").fetchall() == [(n,) for n in range(2)]
 
@@ -152,24 +144,24 @@ def test_an_idle_stream_stays_ahead_of_cleanup() -> None:
     clock = ManualClock()
     quiet = create_table(ClockedStore(clock), clock, sort_by=["n"])
     quiet.insert([{"n": 1}])
-    feeding = _StreamPlanner(stream_read_options({"path": quiet.uri}), quiet.handle)
-    start = feeding.end(feeding.begin(), Limits(), ["n"])
+    planner = _StreamPlanner(stream_read_options({"path": quiet.uri}), quiet.handle)
+    start = planner.end(planner.begin(), Limits(), ["n"])
     clock.advance(60_000)
-    assert feeding.end(start, Limits(), ["n"]) == start, "nothing is new, and Spark does nothing"
+    assert planner.end(start, Limits(), ["n"]) == start, "without new rows, Spark does nothing"
     clock.advance(Timing().grace_ms // 4 + 60_000)
-    moved = feeding.end(start, Limits(), ["n"])
+    moved = planner.end(start, Limits(), ["n"])
     assert moved.t_ms > start.t_ms
     assert moved == Cursor(moved.t_ms)
 
 
 def test_columns_added_during_a_stream_are_an_error(table: Table) -> None:
     insert(table, 0)
-    feeding = _StreamPlanner(stream_read_options({"path": table.uri}), table.handle)
-    start = feeding.end(feeding.begin(), Limits(), ["k", "n"])
+    planner = _StreamPlanner(stream_read_options({"path": table.uri}), table.handle)
+    start = planner.end(planner.begin(), Limits(), ["k", "n"])
     table.insert([{"k": 0, "n": 2, "price": 9.5}])
     with pytest.raises(InvalidOption, match=r"after the stream started: \['price'\]. Restart the stream"):
-        feeding.end(start, Limits(), ["k", "n"])
-    assert feeding.end(start, Limits(), ["k", "n", "price"]) != start
+        planner.end(start, Limits(), ["k", "n"])
+    assert planner.end(start, Limits(), ["k", "n", "price"]) != start
     named = _StreamPlanner(stream_read_options({"path": table.uri, "columns": "n"}), table.handle)
     assert named.end(start, Limits(), ["n"]) != start
 
@@ -207,39 +199,33 @@ def test_the_changes_since_a_time_as_a_frame(spark: Any, table: Table) -> None:
         assert numbers(icedb.spark.frame(spark, changes, engine=engine)) == [3, 9]
 
 
-BATCH: dict[str, tuple[dict[str, str], str]] = {
-    "a time that is none": ({"since": "yesterday"}, "since is 'yesterday'; write a time with its zone"),
-    "two ends": ({"since": "1700000000000", "as_of": "1700000000001"}, "as_of is for a snapshot"),
-    "no beginning": ({"until": "1700000000001"}, "Pass 'since', or 'as_of'"),
-    "of streams": ({"batch_parts_max": "1"}, r"\['batch_parts_max'\] is for streams"),
-}
-STREAM: dict[str, tuple[dict[str, str], str]] = {
-    "of batches": ({"as_of": "1700000000000"}, r"\['as_of'\] is not for streams"),
-    "an end": ({"since": "1700000000000", "until": "1700000000001"}, r"\['until'\] is not for streams"),
-    "no number": ({"batch_parts_max": "some"}, "batch_parts_max is 'some'. Pass an integer of at least 1"),
-    "nothing at a time": ({"batch_bytes_max": "0"}, "batch_bytes_max is '0'"),
-    "unknown": ({"colour": "red"}, r"unknown options \['colour'\]"),
-}
+SINCE, UNTIL = {"since": "1700000000000"}, {"until": "1700000000001"}
+NOT_FOR_STREAMS = r"\['as_of'\] is not for streams"
 
 
-@pytest.mark.parametrize("case", BATCH)
-def test_invalid_options_of_a_frame_are_rejected(case: str) -> None:
-    options, reason = BATCH[case]
+@pytest.mark.parametrize(
+    ("check", "options", "reason"),
+    [
+        (batch_read_options, {"since": "yesterday"}, "since is 'yesterday'; write a time with its zone"),
+        (batch_read_options, SINCE | {"as_of": "1700000000001"}, "as_of is for a snapshot"),
+        (batch_read_options, UNTIL, "Pass 'since', or 'as_of'"),
+        (batch_read_options, {"batch_parts_max": "1"}, r"\['batch_parts_max'\] is for streams"),
+        (stream_read_options, {"as_of": "1700000000000"}, NOT_FOR_STREAMS),
+        (stream_read_options, SINCE | UNTIL, r"\['until'\] is not for streams"),
+        (stream_read_options, {"batch_parts_max": "some"}, "is 'some'. Pass an integer of at least 1"),
+        (stream_read_options, {"batch_bytes_max": "0"}, "batch_bytes_max is '0'"),
+        (stream_read_options, {"colour": "red"}, r"unknown options \['colour'\]"),
+    ],
+)
+def test_invalid_options_are_rejected(check: Callable[..., Any], options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOption, match=reason):
-        batch_read_options({"path": "/lake/events", **options})
-
-
-@pytest.mark.parametrize("case", STREAM)
-def test_invalid_options_of_a_stream_are_rejected(case: str) -> None:
-    options, reason = STREAM[case]
-    with pytest.raises(InvalidOption, match=reason):
-        stream_read_options({"path": "/lake/events", **options})
+        check({"path": "/lake/events", **options})
 
 
 def test_errors_of_a_stream_have_messages_of_icedb(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
     as_of = {"as_of": str(table.snapshot().as_of_ms)}
-    for options, reason in ((as_of, STREAM["of batches"][1]), ({"since": "{}"}, "InvalidOption: .* is no cursor")):
+    for options, reason in ((as_of, NOT_FOR_STREAMS), ({"since": "{}"}, "InvalidOption: .* is no cursor")):
         with pytest.raises(StreamingQueryException, match=reason):
             Stream(spark, table, tmp_path / "wrong", **options).run()
 

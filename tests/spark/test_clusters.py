@@ -25,7 +25,9 @@ from tests.support.spark.spark_clusters import (
     environment,
     standalone,
 )
+from tests.support.spark.spark_tables import content, log_keys
 
+ROW = "n, label, third"
 #: The short run has one of the two that are servers, each every other day.
 pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.sampled(cases=1)]
 
@@ -54,10 +56,7 @@ def cluster(
     folder = tmp_path_factory.mktemp("cluster")
     env = environment(spark_home)
     if request.param == "connect":
-        with (
-            connect_server(folder, env) as remote,
-            Driver({"spark.remote": remote}, folder / "driver", env) as driver,
-        ):
+        with connect_server(folder, env) as remote, Driver({"spark.remote": remote}, folder / "driver", env) as driver:
             yield Cluster(driver, 1)
     elif request.param == "standalone":
         memory = {"spark.executor.memory": "512m"}
@@ -93,29 +92,21 @@ def tuples(answer: list[list[Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in answer]
 
 
-def rows(table: Table) -> list[tuple[Any, ...]]:
-    return table.query("SELECT n, label, third FROM t ORDER BY n").fetchall()
-
-
-def log_files(table: Table) -> int:
-    return sum(1 for _ in table.handle.store.list(table.handle.keys.log_prefix))
-
-
 def test_tasks_run_in_the_expected_number_of_executors(cluster: Cluster) -> None:
-    found = cluster.driver.ask("executors")
-    assert len(found) == 4
-    assert len({pid for _, pid in found}) == cluster.executors
+    executors = cluster.driver.ask("executors")
+    assert len(executors) == 4
+    assert len({pid for _, pid in executors}) == cluster.executors
 
 
 def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=1000)
-    assert (rows(table), log_files(table)) == (expected(range(1000)), 1)
+    assert (content(table, ROW), len(log_keys(table))) == (expected(range(1000)), 1)
     cluster.driver.ask("append", place=place, first=1000, last=1500, tasks=2)
-    assert (rows(table), log_files(table)) == (expected(range(1500)), 2)
+    assert (content(table, ROW), len(log_keys(table))) == (expected(range(1500)), 2)
     assert table.verify().problems == ()
 
     cluster.driver.ask("overwrite", place=place, first=10, last=20, tasks=2, overwrite="table")
-    assert (rows(table), log_files(table)) == (expected(range(10, 20)), 3)
+    assert (content(table, ROW), len(log_keys(table))) == (expected(range(10, 20)), 3)
     assert table.verify().problems == ()
 
 
@@ -124,7 +115,7 @@ def test_written_rows_are_read_by_time_and_by_partition(cluster: Cluster, table:
     assert cluster.driver.ask("write", place=place, first=0, last=300, distribution="partition", tasks=2) == 300
     then_ms = table.snapshot().as_of_ms
     assert cluster.driver.ask("write", place=place, first=300, last=310) == 10
-    assert log_files(table) == 2
+    assert len(log_keys(table)) == 2
 
     now, some = expected(range(310)), [row for row in expected(range(310)) if row[2] == 1]
     assert tuples(cluster.driver.ask("read", place=place)) == tuples(cluster.driver.ask("read_table", place=place))
@@ -141,14 +132,12 @@ def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: T
     assert len(before.parts) == 18
     assert cluster.driver.ask("merge", place=place) == 18
     assert len(table.snapshot().parts) == 3
-    assert (rows(table), log_files(table)) == (expected(range(300)), 4)
+    assert (content(table, ROW), len(log_keys(table))) == (expected(range(300)), 4)
     assert before.query("SELECT count(*) FROM t").fetchall() == [(300,)]
     assert table.verify(deep=True).problems == ()
 
 
-def test_a_job_sends_one_request_for_each_part_and_a_few_more(
-    cluster: Cluster, table: Table, place: dict[str, str]
-) -> None:
+def test_a_job_sends_few_requests_beside_its_parts(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=9, tasks=1)
     with CountingProxy(place["AWS_ENDPOINT_URL"]).running() as proxy:
         cluster.driver.ask("append", place={**place, "AWS_ENDPOINT_URL": proxy.endpoint}, first=9, last=109, tasks=4)
@@ -172,4 +161,4 @@ def test_a_failed_job_has_its_reason_in_the_first_line(cluster: Cluster, table: 
     assert "TableNotFound" in missing.value.text.splitlines()[0]
     assert "colour" in unknown.value.text.splitlines()[0]
     assert place["AWS_SECRET_ACCESS_KEY"] not in missing.value.text + unknown.value.text
-    assert log_files(table) == 0
+    assert len(log_keys(table)) == 0

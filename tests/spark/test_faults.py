@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,103 +33,40 @@ from tests.support.spark.spark_clusters import (
     environment,
     standalone,
 )
+from tests.support.spark.spark_scene import (
+    DENIED,
+    SparkScene,
+    first_line,
+    is_log_file,
+    is_part,
+    once,
+    orphans,
+    refuse_first_part,
+)
+from tests.support.spark.spark_tables import log_keys, part_keys
 from tests.support.waiting import SECONDS_MAX, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
-DENIED = (403, b"<Error><Code>AccessDenied</Code></Error>")
 
-
-def rows(table: Table) -> list[int]:
-    """Return the sorted numbers of all events, without the first row of the table."""
-    events = table.query("SELECT n, label FROM t WHERE n >= 0 ORDER BY n").fetchall()
-    assert [label for _, label in events] == [f"é{n}" for n, _ in events]
-    return [n for n, _ in events]
-
-
-def keys(table: Table, prefix: str) -> set[str]:
-    return {o.key for o in table.handle.store.list(prefix)}
-
-
-def log_files(table: Table) -> set[str]:
-    return keys(table, table.handle.keys.log_prefix)
-
-
-def orphans(table: Table) -> set[str]:
-    """Return stored parts that no log file names."""
-    return keys(table, table.handle.keys.data_prefix) - {p.key for p in table.snapshot().parts}
-
-
-def check_sound(table: Table) -> None:
-    """Check that the table has no problems except orphans."""
-    assert table.verify(deep=True).problems == ()
-
-
-def first_line(error: pytest.ExceptionInfo[RemoteError]) -> str:
-    """Return the first line of an error, without Spark's prefix."""
-    return error.value.text.removeprefix("An exception was thrown from the Python worker:\n").splitlines()[0]
-
-
-def is_part(request: HttpRequest) -> bool:
-    return request.kind == "PUT" and "/_data/" in request.path
-
-
-def is_log_file(request: HttpRequest) -> bool:
-    return request.kind == "PUT" and "/_log/" in request.path
-
-
-def once(condition: Callable[[HttpRequest], bool], do: Callable[[HttpRequest], None]) -> Callable[[HttpRequest], None]:
-    """Call a function at the first matching request. Requests arrive in several threads."""
-    lock, done = threading.Lock(), []
-
-    def disturb(request: HttpRequest) -> None:
-        with lock:
-            first = not done and condition(request)
-            done.extend([1] if first else [])
-        if first:
-            do(request)
-
-    return disturb
-
-
-# ------------------------------------------------------------------------------------------ tasks
-
-
-def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(
-    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
-    refused = []
-
-    def refuse_first(kind: str, path: str, _: bytes) -> tuple[int, bytes] | None:
-        if kind != "PUT" or "/_data/" not in path or refused:
-            return None
-        refused.append(path)
-        return DENIED
-
-    proxy.answer = refuse_first
-    driver.ask("append", place=place, first=0, last=100)
+def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(scene: SparkScene) -> None:
+    refused = refuse_first_part(scene.proxy)
+    scene.append()
     assert len(refused) == 1
-    assert rows(table) == list(range(100))
-    assert len(log_files(table)) == 2
-    check_sound(table)
+    scene.check(range(100), log_files=2)
 
 
-def test_a_python_worker_killed_during_its_parts_writes_each_row_once(
-    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_a_python_worker_killed_during_its_parts_writes_each_row_once(scene: SparkScene) -> None:
     killed = []
 
     def kill(request: HttpRequest) -> None:
-        killed.append(owner_of(request, proxy, driver))
+        killed.append(owner_of(request, scene.proxy, scene.driver))
         os.kill(killed[0], signal.SIGKILL)
 
-    proxy.after = once(is_part, kill)
-    driver.ask("append", place=place, first=0, last=100)
+    scene.proxy.after = once(is_part, kill)
+    scene.append()
     assert len(killed) == 1
-    assert rows(table) == list(range(100))
-    assert len(log_files(table)) == 2
-    assert orphans(table)  # what the killed one had put
-    check_sound(table)
+    scene.check(range(100), log_files=2, has_orphans=True)
 
 
 def owner_of(request: HttpRequest, proxy: CountingProxy, driver: SharedDriver) -> int:
@@ -146,9 +82,9 @@ def owner_of(request: HttpRequest, proxy: CountingProxy, driver: SharedDriver) -
 
 
 def owner(port: int, to_port: int, pids: list[int]) -> int | None:
-    """The process at this end of a connection, by what the kernel says of connections and open files.
+    """Return the process at this end of a connection, by the kernel's lists of connections and open files.
 
-    Both ends count: another connection, to another server, may have the same port on this side, even a closed one.
+    Both ends count, because a connection to another server may have the same port on this side.
     """
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ends = [f"0100007F:{port:04X}", f"0100007F:{to_port:04X}"]
@@ -162,9 +98,7 @@ def owner(port: int, to_port: int, pids: list[int]) -> int | None:
 
 
 @pytest.mark.slow(seconds=40)
-def test_of_two_concurrent_attempts_one_is_committed(
-    spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_of_two_concurrent_attempts_one_is_committed(scene: SparkScene, spark_home: Path, tmp_path: Path) -> None:
     """With speculation, the slow attempt has put its parts before its copy starts, and the copy ends first."""
     over, slow = threading.Event(), []
 
@@ -172,7 +106,7 @@ def test_of_two_concurrent_attempts_one_is_committed(
         slow.append(request.path)
         over.wait(SECONDS_MAX)
 
-    proxy.after = once(is_part, hold)
+    scene.proxy.after = once(is_part, hold)
     speculation = {
         "spark.executor.memory": "512m",
         "spark.speculation": "true",
@@ -186,17 +120,13 @@ def test_of_two_concurrent_attempts_one_is_committed(
         Driver({"spark.master": master, **TWO_EXECUTORS, **speculation}, tmp_path / "driver", env) as driver,
     ):
         try:
-            driver.ask("append", place=place, first=0, last=100, tasks=2)
+            driver.ask("append", place=scene.place, first=0, last=100, tasks=2)
         finally:
             over.set()
     assert len(slow) == 1
-    assert set(slow) <= orphans(table)
-    assert rows(table) == list(range(100))
-    assert len(log_files(table)) == 2
-    check_sound(table)
+    assert set(slow) <= orphans(scene.table)
+    scene.check(range(100), log_files=2)
 
-
-# ------------------------------------------------------------------------------------------ the driver
 
 MOMENTS = {
     "a part is about to be put": ("before", "/_data/", False),
@@ -208,36 +138,25 @@ MOMENTS = {
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_driver_leaves_all_or_nothing_and_a_repeated_job_writes_each_row_once(
-    moment: str, driver: SharedDriver, spark_home: Path, tmp_path: Path, table: Table, place: dict[str, str],
-    proxy: CountingProxy,
-) -> None:  # fmt: skip
+def test_a_killed_driver_leaves_all_or_none(scene: SparkScene, moment: str, spark_home: Path, tmp_path: Path) -> None:
     when, key, committed = MOMENTS[moment]
-    job: dict[str, Any] = {"place": place, "first": 0, "last": 100, "txn_application": "app", "txn_sequence": "1"}
+    txn = {"txn_application": "app", "txn_sequence": "1"}
     with Driver({"spark.master": "local[2,1]"}, tmp_path, environment(spark_home)) as doomed:
 
         def kill(_: HttpRequest) -> None:
             doomed.kill()
             raise ConnectionAbortedError
 
-        setattr(proxy, when, once(lambda r: r.kind == "PUT" and key in r.path, kill))
+        setattr(scene.proxy, when, once(lambda r: r.kind == "PUT" and key in r.path, kill))
         with pytest.raises(EOFError):
-            doomed.ask("append", **job)
-    assert rows(table) == (list(range(100)) if committed else [])
-    check_sound(table)
+            doomed.ask("append", place=scene.place, first=0, last=100, **txn)
+    scene.check(list(range(100)) if committed else [])
 
-    driver.ask("append", **job)
-    assert rows(table) == list(range(100))
-    assert len(log_files(table)) == 2
-    check_sound(table)
+    scene.append(**txn)
+    scene.check(range(100), log_files=2)
 
 
-# ------------------------------------------------------------------------------------------ the commit
-
-
-def test_an_abort_keeps_a_commit_whose_response_was_lost(
-    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_an_abort_keeps_a_commit_whose_response_was_lost(scene: SparkScene) -> None:
     """The log file is put, its response is lost, and the store goes down: Spark calls abort after a commit."""
 
     def refuse(request: HttpRequest) -> None:
@@ -245,63 +164,49 @@ def test_an_abort_keeps_a_commit_whose_response_was_lost(
             raise ConnectionRefusedError
 
     def vanish(_: HttpRequest) -> None:
-        proxy.before, proxy.answer = refuse, lambda *_: DENIED
+        scene.proxy.before, scene.proxy.answer = refuse, lambda *_: DENIED
         raise ConnectionResetError
 
-    proxy.after = once(is_log_file, vanish)
+    scene.proxy.after = once(is_log_file, vanish)
     with pytest.raises(RemoteError) as error:
-        driver.ask("append", place=place, first=0, last=100)
+        scene.append()
     assert re.search(r"CommitStateUnknown.*Nothing was deleted", first_line(error))
-    assert proxy.before is refuse
-    assert proxy.counts.get("DELETE MANY", 0) + proxy.counts.get("DELETE", 0) == 0
-    assert rows(table) == list(range(100))
-    assert orphans(table) == set()
-    check_sound(table)
+    assert scene.proxy.before is refuse
+    assert scene.proxy.counts.get("DELETE MANY", 0) + scene.proxy.counts.get("DELETE", 0) == 0
+    scene.check(range(100), has_orphans=False)
 
 
-def test_a_job_succeeds_after_one_lost_response(
-    driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_a_job_succeeds_after_one_lost_response(scene: SparkScene) -> None:
     def lose(_: HttpRequest) -> None:
         raise ConnectionResetError
 
-    proxy.after = once(is_log_file, lose)
-    driver.ask("append", place=place, first=0, last=100)
-    assert rows(table) == list(range(100))
-    assert len(log_files(table)) == 2
-    check_sound(table)
+    scene.proxy.after = once(is_log_file, lose)
+    scene.append()
+    scene.check(range(100), log_files=2)
 
 
 BATCH = pa.record_batch({"n": range(10), "label": [f"é{n}" for n in range(10)]})
 
 
-def test_an_abort_after_a_commit_deletes_nothing(table: Table, place: dict[str, str]) -> None:
-    writer = open_writer(from_arrow_schema(BATCH.schema), place, overwrite=False)
+def test_an_abort_after_a_commit_deletes_nothing(scene: SparkScene) -> None:
+    writer = open_writer(from_arrow_schema(BATCH.schema), scene.place, overwrite=False)
     messages = [writer.write(iter([BATCH])), writer.write(iter([]))]
     writer.commit(messages)
     writer.abort(messages)
-    assert rows(table) == list(range(10))
-    assert orphans(table) == set()
-    check_sound(table)
+    scene.check(range(10), has_orphans=False)
 
 
-def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(table: Table, place: dict[str, str]) -> None:
-    writer = open_writer(from_arrow_schema(BATCH.schema), place, overwrite=False)
+def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(scene: SparkScene) -> None:
+    writer = open_writer(from_arrow_schema(BATCH.schema), scene.place, overwrite=False)
     message = writer.write(iter([BATCH]))
-    assert len(orphans(table)) == 3
+    assert len(orphans(scene.table)) == 3
     writer.abort([message, None])
-    assert orphans(table) == set()
-    assert rows(table) == []
-    check_sound(table)
-
-
-# ------------------------------------------------------------------------------------------ the store
+    assert orphans(scene.table) == set()
+    scene.check([])
 
 
 @pytest.mark.parametrize("how", ["access is revoked", "the store is gone"])
-def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(
-    how: str, driver: SharedDriver, table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(scene: SparkScene, how: str) -> None:
     lost = threading.Event()
 
     def lose(_: HttpRequest) -> None:
@@ -311,25 +216,20 @@ def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(
         if lost.is_set() and how == "the store is gone":
             raise ConnectionRefusedError
 
-    proxy.before, proxy.after = refuse, once(is_part, lose)
-    proxy.answer = lambda *_: DENIED if lost.is_set() else None
-    before = log_files(table)
+    scene.proxy.before, scene.proxy.after = refuse, once(is_part, lose)
+    scene.proxy.answer = lambda *_: DENIED if lost.is_set() else None
+    before = log_keys(scene.table)
     with pytest.raises(RemoteError) as error:
-        driver.ask("append", place=place, first=0, last=100)
+        scene.append()
     expected = {"access is revoked": "AccessDenied", "the store is gone": "StoreUnavailable"}[how]
-    assert re.search(rf"{expected}: {re.escape(place['path'])}: cannot create '\S+'", first_line(error))
-    assert place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
-    assert log_files(table) == before
-    assert rows(table) == []
-    check_sound(table)
+    assert re.search(rf"{expected}: {re.escape(scene.place['path'])}: cannot create '\S+'", first_line(error))
+    assert scene.place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
+    assert log_keys(scene.table) == before
+    scene.check([])
 
-    proxy.before = proxy.after = proxy.answer = None
-    driver.ask("append", place=place, first=0, last=100)
-    assert rows(table) == list(range(100))
-    check_sound(table)
-
-
-# ------------------------------------------------------------------------------------------ invalid options
+    scene.proxy.before = scene.proxy.after = scene.proxy.answer = None
+    scene.append()
+    scene.check(range(100))
 
 
 @pytest.mark.parametrize(
@@ -343,18 +243,16 @@ def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(
         ({"path": "s3://icedb-tests/no/table"}, "TableNotFound: {path}: "),
     ],
 )
-def test_invalid_options_are_reported_in_the_first_line_and_nothing_is_written(
-    wrong: dict[str, str], reason: str, driver: SharedDriver, table: Table, place: dict[str, str]
-) -> None:
-    before = log_files(table), keys(table, table.handle.keys.data_prefix)
-    options = place | wrong
+def test_invalid_options_are_one_line(scene: SparkScene, wrong: dict[str, str], reason: str) -> None:
+    before = log_keys(scene.table), part_keys(scene.table)
+    options = scene.place | wrong
     with pytest.raises(RemoteError) as error:
-        driver.ask("append", place=options, first=0, last=100)
+        scene.driver.ask("append", place=options, first=0, last=100)
     assert reason.format(path=options["path"]) in first_line(error)
     assert "Traceback" not in error.value.text.partition("JVM stacktrace")[0]
-    assert place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
+    assert scene.place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
     assert "not-the-secret" not in error.value.text
-    assert (log_files(table), keys(table, table.handle.keys.data_prefix)) == before
+    assert (log_keys(scene.table), part_keys(scene.table)) == before
 
 
 def test_a_column_of_another_type_is_reported_in_the_first_line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,22 +23,9 @@ from icedb.errors import (
     UnknownColumn,
 )
 from icedb.format.table_spec import Aggregating, Replacing
+from tests.support.spark.spark_tables import Create, content, log_keys, part_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
-
-Create = Callable[..., Table]
-
-
-@pytest.fixture
-def create(local: Any) -> Create:
-    """Return a function that creates a table in a folder."""
-    return lambda **spec: Table.create(local.uri, **spec)
-
-
-@pytest.fixture
-def create_shared(shared_place: Any) -> Create:
-    """Return a function that creates a table in a folder or, as another parameter, in the S3 server's bucket."""
-    return lambda **spec: Table.create(shared_place.uri, storage_options=shared_place.storage_options, **spec)
 
 
 def numbers(spark: SparkSession, *values: int, tasks: int = 2) -> DataFrame:
@@ -47,28 +33,13 @@ def numbers(spark: SparkSession, *values: int, tasks: int = 2) -> DataFrame:
     return spark.createDataFrame([(v,) for v in values], "n long").repartition(tasks, "n")
 
 
-def content(table: Table, columns: str = "n") -> list[tuple[Any, ...]]:
-    return table.query(f"SELECT {columns} FROM t ORDER BY ALL").fetchall()
-
-
-def objects(table: Table) -> list[str]:
-    return [o.key for o in table.handle.store.list(table.handle.keys.data_prefix)]
-
-
-def log_files(table: Table) -> list[str]:
-    return [o.key for o in table.handle.store.list(table.handle.keys.log_prefix)]
-
-
-# ------------------------------------------------------------------------------------------ the commit
-
-
 @pytest.mark.sampled(cases=1)
 def test_insert_and_overwrite_return_the_commit(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
     first = table.insert(numbers(spark, *range(10), tasks=3))
     assert (first.rows, first.committed, first.repeated, first.table) == (10, True, False, table.uri)
-    assert [first.key] == log_files(table)
-    assert {p.key for p in first.parts} == set(objects(table)) == {p.key for p in table.snapshot().parts}
+    assert {first.key} == log_keys(table)
+    assert {p.key for p in first.parts} == part_keys(table) == {p.key for p in table.snapshot().parts}
     assert {p.partition for p in first.parts} == {"parity=0", "parity=1"}
     assert first.bytes == sum(p.bytes for p in table.snapshot().parts)
     assert first.created_ms == first.parts[0].created_ms
@@ -86,8 +57,7 @@ def test_insert_and_overwrite_return_the_commit(spark: SparkSession, create_shar
 
 
 def test_the_table_sees_the_columns_of_a_job_immediately(spark: SparkSession, create: Create) -> None:
-    table = create()
-    table.insert(numbers(spark, 1))
+    table = create(numbers(spark, 1))
     assert table.schema() == {"n": "BIGINT"}
     assert table.insert([{"n": 2}]).epoch is None  # no exclusive commit, because the column exists
     table.insert(numbers(spark, 3).selectExpr("n", "'x' AS label"))
@@ -95,8 +65,7 @@ def test_the_table_sees_the_columns_of_a_job_immediately(spark: SparkSession, cr
 
 
 def test_the_commit_is_identified_among_others(spark: SparkSession, create: Create) -> None:
-    table = create()
-    table.insert([{"n": 0}])
+    table = create([{"n": 0}])
     uri = table.uri
 
     def write_and_merge(rows: Any) -> Any:
@@ -108,9 +77,6 @@ def test_the_commit_is_identified_among_others(spark: SparkSession, create: Crea
     commit = table.insert(numbers(spark, 1, 2, tasks=1).mapInArrow(write_and_merge, "n long"))
     assert (commit.rows, len(commit.parts)) == (2, 1)
     assert [n for (n,) in content(table)] == [0, 1, 2, 100, 101, 102]
-
-
-# ------------------------------------------------------------------------------------------ transactions
 
 
 @pytest.mark.sampled(cases=1)
@@ -128,8 +94,7 @@ def test_a_transaction_is_committed_once_by_any_writer(spark: SparkSession, crea
 
 
 def test_a_transaction_that_another_writer_commits_meanwhile_is_repeated(spark: SparkSession, create: Create) -> None:
-    table = create()
-    table.insert([{"n": 0}])
+    table = create([{"n": 0}])
     uri = table.uri
 
     def be_late(rows: Any) -> Any:
@@ -139,9 +104,6 @@ def test_a_transaction_that_another_writer_commits_meanwhile_is_repeated(spark: 
     commit = table.insert(numbers(spark, 1, tasks=1).mapInArrow(be_late, "n long"), txn=("app", 1))
     assert (commit.repeated, commit.rows) == (True, 0)
     assert content(table) == [(0,), (7,)]
-
-
-# ------------------------------------------------------------------------------------------ frames without rows
 
 
 def test_a_frame_without_rows_is_no_commit_and_no_overwrite(spark: SparkSession, create: Create) -> None:
@@ -156,14 +118,10 @@ def test_a_frame_without_rows_is_no_commit_and_no_overwrite(spark: SparkSession,
     assert content(table) == [(1,)]
 
 
-# ------------------------------------------------------------------------------------------ refused
-
-
 def test_unsupported_writes_are_rejected_before_the_job(spark: SparkSession, create: Create) -> None:
-    table = create(partition_by=["n AS p"])
-    table.insert([{"n": 0}])
+    table = create([{"n": 0}], partition_by=["n AS p"])
     frame = numbers(spark, 1)
-    before = objects(table), log_files(table)
+    before = part_keys(table), log_keys(table)
     for on_conflict in ("cast", "quarantine"):
         with pytest.raises(InvalidOption, match="toArrow"):
             table.insert(frame, on_conflict=on_conflict)
@@ -173,7 +131,7 @@ def test_unsupported_writes_are_rejected_before_the_job(spark: SparkSession, cre
         table.insert(frame, txn=("app", -1))
     with pytest.raises(InvalidOption, match="memory_bytes"):
         table.insert(frame, memory_bytes=1000)
-    assert (objects(table), log_files(table)) == before
+    assert (part_keys(table), log_keys(table)) == before
 
 
 def test_a_table_in_memory_is_rejected(spark: SparkSession, memory: Any) -> None:
@@ -192,41 +150,9 @@ def test_a_table_with_views_rejects_a_frame_but_not_its_arrow_rows(spark: SparkS
     assert content(view) == content(table) == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"job": "../x"}, r"InvalidOption.*job is '\.\./x'"),
-        ({"job": "j" * 17}, r"InvalidOption.*job is"),
-        ({"txn_application": "app"}, r"InvalidOption.*txn is"),
-        ({"txn_sequence": "1"}, r"InvalidOption.*txn is"),
-        ({"txn_application": "app", "txn_sequence": "-1"}, r"InvalidOption.*txn is"),
-        ({"txn_application": "app", "txn_sequence": "one"}, r"InvalidOption.*txn is"),
-        ({"txn_application": " ", "txn_sequence": "1"}, r"InvalidOption.*txn is"),
-    ],
-)
-def test_an_invalid_job_or_transaction_is_rejected(
-    spark: SparkSession, create: Create, options: dict[str, str], message: str
-) -> None:
-    table = create()
-    with pytest.raises(PySparkException, match=message):
-        numbers(spark, 1).write.format("icedb").mode("append").options(path=table.uri, **options).save()
-    assert objects(table) == log_files(table) == []
-
-
-def test_an_overwrite_takes_no_transaction(spark: SparkSession, create: Create) -> None:
-    table = create()
-    options = {"path": table.uri, "overwrite": "table", "txn_application": "app", "txn_sequence": "1"}
-    with pytest.raises(PySparkException, match=r"InvalidOption.*overwrite takes no txn"):
-        numbers(spark, 1).write.format("icedb").mode("overwrite").options(**options).save()
-    assert objects(table) == log_files(table) == []
-
-
 def test_options_of_the_table_reach_the_job(spark: SparkSession, local: Any) -> None:
     table = Table.create(local.uri, storage_options={"fsync": "false"}, sort_by=["n"])
     assert table.insert(numbers(spark, 1), memory_bytes=128 * 1024 * 1024).rows == 1
-
-
-# ------------------------------------------------------------------------------------------ what a table does with rows
 
 
 @pytest.mark.sampled(cases=1)
@@ -252,13 +178,12 @@ def test_an_invalid_insert_query_is_rejected_before_any_task(spark: SparkSession
     table = create(insert_query="SELECT nowhere FROM _rows")
     with pytest.raises(InvalidQuery, match="nowhere"):
         table.insert(numbers(spark, 1))
-    assert objects(table) == log_files(table) == []
+    assert part_keys(table) == log_keys(table) == set()
 
 
 def test_rows_get_ids_and_counts_from_each_task(spark: SparkSession, create: Create) -> None:
     merging = Aggregating(by=("n",), count="seen", any=("_row_id",))
-    table = create(row_id=True, merging=merging)
-    table.insert(numbers(spark, *range(20), tasks=4))
+    table = create(numbers(spark, *range(20), tasks=4), row_id=True, merging=merging)
     assert len({i for _, i in content(table, "n, _row_id")}) == 20
     table.insert(numbers(spark, *range(10), tasks=2))
     table.merge()
@@ -279,7 +204,7 @@ def test_a_required_column_that_is_null_in_some_task_fails_the_job(spark: SparkS
         table.insert(frame.selectExpr("n", "CASE WHEN n <> 5 THEN n END AS v"))
     with pytest.raises(InvalidBatch, match="'v' is missing"):
         table.insert(frame)
-    assert log_files(table) == []
+    assert log_keys(table) == set()
     assert table.insert(frame.selectExpr("n", "n AS v")).rows == 8
 
 

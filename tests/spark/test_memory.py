@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from benchmarks.events import PARTITION_BY, SORT_BY, Events, make_events
-from benchmarks.rounds import peak_worker_bytes
+from benchmarks.harness.events import PARTITION_BY, SORT_BY, Events, make_events
+from benchmarks.harness.rounds import peak_worker_bytes
 from icedb import Table
 from tests.support.spark.spark_clusters import Driver, environment
 

@@ -1,6 +1,6 @@
-"""A stream, Spark jobs and Python write one table at once, while it is merged, trimmed and cleaned up: all is counted.
+"""A stream, Spark jobs and Python write one table concurrently with its maintenance, and every row is counted.
 
-ICEDB_MIXED_LOAD_SECONDS says for how long.
+ICEDB_MIXED_LOAD_SECONDS sets the time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ DAY_SECONDS = 5
 DAYS_KEPT = 3
 PAUSE_SECONDS = 0.2
 LOOK_SECONDS = 2
-# Of the stream, and of the Spark jobs, at least.
+# The least number of batches of the stream, and of Spark jobs.
 BATCHES = 3
 #: Rows of a batch on each of its two days: the day of its writing, and the one before.
 ROWS = {"stream": 20, "spark": 100, "python": 10}
 
-#: What is written together, a batch's rows of one day: (writer, batch, day).
+#: The rows of a batch on one day, which are written together: (writer, batch, day).
 Pieces = set[tuple[str, int, int]]
 
 
@@ -61,7 +61,7 @@ def check_pieces(snapshot: Snapshot) -> Pieces:
         "SELECT writer, batch, day, count(*), count(DISTINCT i), max(total) FROM t GROUP BY ALL"
     ).fetchall()
     wrong = [row for row in pieces_read if not row[3] == row[4] == row[5]]
-    assert not wrong, f"not there whole and once (rows, distinct rows, rows there should be): {wrong}"
+    assert not wrong, f"not complete and unique (rows, distinct rows, expected rows): {wrong}"
     return {(writer, batch, day) for writer, batch, day, *_ in pieces_read}
 
 
@@ -73,7 +73,7 @@ class LocalWrites:
         self.written: dict[str, list[int]] = {"stream": [], "python": []}
 
     def arrive(self) -> None:
-        """A file, for the stream."""
+        """Write a file for the stream."""
         number, day = len(self.written["stream"]), self.days.today
         unfinished = self.files / f".{number:05}"
         unfinished.write_text("\n".join(map(json.dumps, batch_rows("stream", number, day))))
@@ -85,23 +85,23 @@ class LocalWrites:
         try:
             self.table.insert(batch_rows("python", number, day))
         except RetryableError:
-            return  # nothing of it is there, now or later
+            return  # no row of it is stored, now or later
         self.written["python"].append(day)
 
-    def _all_wrote(self, seen: set[tuple[str, int]]) -> bool:
+    def _all_wrote(self, pieces: set[tuple[str, int]]) -> bool:
         batches = [number for number, _ in self.table.handle.read().txn.values()]  # of the stream
-        return max(batches, default=0) >= BATCHES - 1 and sum(writer == "spark" for writer, _ in seen) >= BATCHES
+        return max(batches, default=0) >= BATCHES - 1 and sum(writer == "spark" for writer, _ in pieces) >= BATCHES
 
     def go_on(self, journal: Path, seconds: float) -> int:
-        """Write for so long, and until everybody has done something; gives how many snapshots were read."""
-        began, looks, seen = time.monotonic(), 0, set[tuple[str, int]]()
+        """Write for this time, and until every program has finished some work. Returns the number of snapshots read."""
+        began, looks, pieces = time.monotonic(), 0, set[tuple[str, int]]()
         while (elapsed := time.monotonic() - began) < seconds or (
-            elapsed < PATIENCE_SECONDS and not (all(done(journal)[act] for act in ACTS) and self._all_wrote(seen))
+            elapsed < PATIENCE_SECONDS and not (all(done(journal)[act] for act in ACTS) and self._all_wrote(pieces))
         ):
             self.arrive()
             self.insert()
             if elapsed >= looks * LOOK_SECONDS:
-                seen |= {(writer, batch) for writer, batch, _ in check_pieces(self.table.snapshot())}
+                pieces |= {(writer, batch) for writer, batch, _ in check_pieces(self.table.snapshot())}
                 looks += 1
             time.sleep(PAUSE_SECONDS)
         return looks
@@ -137,9 +137,7 @@ def done(journal: Path) -> Counter[str]:
 
 @pytest.mark.slow(seconds=70)
 @pytest.mark.timeout(900 + 2 * SECONDS)
-def test_concurrent_writes_of_a_stream_spark_jobs_and_python_are_complete(
-    s3: Any, spark_home: Path, tmp_path: Path
-) -> None:
+def test_concurrent_writes_of_stream_jobs_and_python_are_complete(s3: Any, spark_home: Path, tmp_path: Path) -> None:
     options = s3.storage_options
     Table.create(s3.uri, partition_by=["day"], sort_by=["writer", "batch"], storage_options=options, timing=TIMING)
     table = Table.open(s3.uri, storage_options=options)
@@ -161,7 +159,7 @@ def test_concurrent_writes_of_a_stream_spark_jobs_and_python_are_complete(
             totals = driver.answer()
 
     oldest = max(line["oldest"] for line in lines(journal) if "act" in line)
-    last = table.drop_partitions(f"day < {oldest}")  # of who wrote to an old day after the last drop
+    last = table.drop_partitions(f"day < {oldest}")  # rows of an old day that were written after the last drop
     snapshot, maintenance = table.snapshot(), done(journal)
     written = pieces("spark", totals["days"]).union(*(pieces(w, load.written[w]) for w in load.written))
     assert check_pieces(snapshot) == {piece for piece in written if piece[2] >= oldest}

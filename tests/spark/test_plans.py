@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +12,12 @@ import pytest
 
 pyspark = pytest.importorskip("pyspark")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from pyspark.sql import DataFrame, SparkSession
 
 import icedb.spark
 from icedb import Table
 from icedb.spark.datasource import pushdown_warning
+from tests.support.processes import run_python
 from tests.support.spark.spark_answers import plan_of
 from tests.support.spark.spark_clusters import connect_server, environment
 from tests.support.spark.spark_plans import ROWS, check_sequence, create
@@ -67,7 +65,7 @@ def test_spark_evaluates_every_filter(spark: SparkSession, table: Table) -> None
 
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("engine", ["python", "native"])
-def test_results_equal_those_of_a_fresh_frame(
+def test_results_equal_a_fresh_frame(
     spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path
 ) -> None:
     check_sequence(spark, table, engine, 3, tmp_path)
@@ -85,15 +83,8 @@ def test_sequences_of_plans_over_spark_connect(spark_home: Path, tmp_path: Path)
     env = environment(spark_home)
     (tmp_path / "server").mkdir()
     with connect_server(tmp_path / "server", env) as address:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.support.spark.spark_plans", address, str(tmp_path / "tables"), "4"],
-            env=env,
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
+        words = ("tests.support.spark.spark_plans", address, tmp_path / "tables", 4)
+        run_python("-m", *words, env=env, cwd=Path(__file__).parents[2])
 
 
 def _streamed(frame: DataFrame, folder: Path) -> list[int]:

@@ -20,7 +20,6 @@ import pytest
 
 pyspark = pytest.importorskip("pyspark")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -40,9 +39,10 @@ from icedb.spark.datasource.part_scan import group_parts
 from icedb.spark.datasource.reader import open_reader, planned_schema
 from icedb.spark.datasource.type_mapping import spark_schema, type_mapping_of
 from icedb.sql.connections import MIB
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 from tests.promises.test_column_times_readers import evolved
 from tests.support.spark.spark_answers import plan_of, rows_of
+from tests.support.spark.spark_tables import Create
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
 
@@ -53,12 +53,6 @@ ENGINES = ("native", "python")
 def engine(request: pytest.FixtureRequest) -> Any:
     """Return the engine that reads the parts."""
     return request.param
-
-
-@pytest.fixture
-def create(local: Any) -> Callable[..., icedb.Table]:
-    """Return a function that creates a table in a folder."""
-    return lambda **spec: icedb.Table.create(local.uri, **spec)
 
 
 def is_native(frame: DataFrame) -> bool:
@@ -90,20 +84,17 @@ READABLE = """
 """
 
 
-def test_types_of_spark_are_read_unchanged(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create(partition_by=["n % 3 AS third", "strftime(day, '%Y') AS y"], sort_by=["n"])
-    table.insert(rows_of(READABLE))
+def test_types_of_spark_are_read_unchanged(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(rows_of(READABLE), partition_by=["n % 3 AS third", "strftime(day, '%Y') AS y"], sort_by=["n"])
     frame = icedb_spark.read(spark, table.uri, engine=engine)
     assert is_native(frame) == (engine == "native")
-    assert is_native(icedb_spark.read(spark, table.uri))  # what it is by itself
+    assert is_native(icedb_spark.read(spark, table.uri))  # the default
     check_same(frame, table.snapshot())
     moments = frame.where("n = 0").selectExpr("CAST(moment AS STRING)", "CAST(wall AS STRING)").first()
     assert tuple(moments or ()) == ("2024-03-31 01:30:00.123456", "1000-01-01 00:00:00.000001")
 
 
-def test_types_that_spark_lacks_are_read_as_text(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+def test_types_that_spark_lacks_are_read_as_text(spark: SparkSession, create: Create) -> None:
     table = create()
     table.insert(
         rows_of(
@@ -133,9 +124,7 @@ def test_types_that_spark_lacks_are_read_as_text(spark: SparkSession, create: Ca
 
 
 @pytest.mark.sampled(cases=1)
-def test_the_session_timezone_changes_no_instant(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
+def test_the_session_timezone_changes_no_instant(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(partition_by=["date_trunc('hour', moment) AS hour", "wall AS at"])
     table.insert(
         rows_of("SELECT 1 AS n, TIMESTAMPTZ '2024-07-01 03:30:00+00' moment, TIMESTAMP '2024-07-01 03:30' wall")
@@ -207,9 +196,7 @@ def _random_row(seed: int) -> dict[str, Any]:
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("large", ["false", "true"])
-def test_nested_values_of_every_type_are_read_back(
-    spark: SparkSession, create: Callable[..., icedb.Table], large: str
-) -> None:
+def test_nested_values_of_every_type_are_read_back(spark: SparkSession, create: Create, large: str) -> None:
     table = create(sort_by=["n"])
     frame = spark.createDataFrame([_random_row(seed) for seed in range(200)], NESTED)
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
@@ -224,9 +211,7 @@ def test_nested_values_of_every_type_are_read_back(
 
 
 @pytest.mark.parametrize("type_", ["TIME", "INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "ARRAY<TIME(3)>"])
-def test_a_time_or_an_interval_is_rejected_before_the_write(
-    spark: SparkSession, create: Callable[..., icedb.Table], type_: str
-) -> None:
+def test_a_time_or_an_interval_is_rejected_before_the_write(spark: SparkSession, create: Create, type_: str) -> None:
     table = create()
     spark.conf.set("spark.sql.timeType.enabled", "true")
     try:
@@ -240,7 +225,7 @@ def test_a_time_or_an_interval_is_rejected_before_the_write(
 # ------------------------------------------------------------------------------------------ partitions
 
 
-def _by_value(create: Callable[..., icedb.Table], columns: dict[str, list[str | None]]) -> icedb.Table:
+def _by_value(create: Create, columns: dict[str, list[str | None]]) -> icedb.Table:
     """Return a table with a row and a part for each value. `columns`: partition expressions over `v0`, `v1`, ..."""
     table = create(partition_by=[f"{expression} AS p{i}" for i, expression in enumerate(columns)])
     longest = max(map(len, columns.values()))
@@ -277,7 +262,7 @@ VALUES: list[dict[str, list[str | None]]] = [
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("columns", VALUES, ids=["first", "second"])
 def test_partition_values_equal_those_of_duckdb(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, columns: dict[str, list[str | None]]
+    spark: SparkSession, create: Create, engine: Any, columns: dict[str, list[str | None]]
 ) -> None:
     table = _by_value(create, columns)
     check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
@@ -293,8 +278,8 @@ def test_partition_values_equal_those_of_duckdb(
         ("v0::DATE", ["0044-01-01 (BC)", "2024-01-01"], "would parse other values in the path"),
     ],
 )
-def test_values_that_spark_parses_differently_are_read_by_duckdb(
-    spark: SparkSession, create: Callable[..., icedb.Table], expression: str, values: list[str | None], why: str
+def test_values_that_spark_misparses_are_read_by_duckdb(
+    spark: SparkSession, create: Create, expression: str, values: list[str | None], why: str
 ) -> None:
     table = _by_value(create, {expression: values})
     with pytest.raises(InvalidOption, match=why):
@@ -302,7 +287,7 @@ def test_values_that_spark_parses_differently_are_read_by_duckdb(
     frame = icedb_spark.read(spark, table.uri)
     assert not is_native(frame)
     assert is_native(icedb_spark.read(spark, table.uri, columns=["v0", "n"]))  # needs no values from paths
-    # As text, for Python has no date before Christ.
+    # As text, because Python has no date before Christ.
     rows_read = {r.n: r.p for r in frame.selectExpr("n", "CAST(p0 AS STRING) AS p").collect()}
     spelled = {"1e20": "1.0E20", "nan": "NaN", "-inf": "-Infinity", "0044-01-01 (BC)": "-0043-01-01"}
     assert rows_read == {n: spelled.get(str(v), v) for n, v in enumerate(values)}
@@ -326,17 +311,14 @@ def test_a_folder_that_spark_treats_as_a_pattern_is_read_by_duckdb(spark: SparkS
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_data_column_hides_a_partition_column_of_the_same_name(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create(partition_by=["lower(place) AS place"])
-    table.insert(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}))
+def test_a_data_column_hides_an_equal_partition_column(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}), partition_by=["lower(place) AS place"])
     frame = icedb_spark.read(spark, table.uri, engine=engine)
     check_same(frame, table.snapshot())
     assert [r.place for r in frame.orderBy("n").collect()] == ["A", "B", ""]
 
 
-def test_stored_partition_columns_are_read_by_duckdb(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
+def test_stored_partition_columns_are_read_by_duckdb(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["n % 2 AS half", "lower(place) AS place"])
     table.insert(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}))
     with pytest.raises(InvalidOption, match="column 'place' is stored"):
@@ -351,23 +333,17 @@ def test_stored_partition_columns_are_read_by_duckdb(spark: SparkSession, create
     )
 
 
-def test_files_that_spark_skips_are_not_read_by_its_own_scan(
-    spark: SparkSession, create: Callable[..., icedb.Table]
-) -> None:
-    table = create()
-    table.insert(pa.table({"n": [1]}))
+def test_the_native_scan_rejects_files_that_spark_skips(spark: SparkSession, create: Create) -> None:
+    table = create(pa.table({"n": [1]}))
     snapshot = table.snapshot()
-    hidden = dataclasses.replace(snapshot.parts[0], key="_data/_hidden.parquet")  # as other programs may call theirs
+    hidden = dataclasses.replace(snapshot.parts[0], key="_data/_hidden.parquet")  # a name of another program
     with pytest.raises(InvalidOption, match=r"skips files with names such as '_data/_hidden\.parquet'"):
         icedb_spark.frame(spark, dataclasses.replace(snapshot, parts=(hidden,)), engine="native")
 
 
 @pytest.mark.sampled(cases=1)
-def test_where_skips_partitions_before_any_part_is_opened(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create(partition_by=["n % 3 AS third"])
-    table.insert(pa.table({"n": list(range(9))}))
+def test_where_skips_partitions_before_parts_are_opened(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(pa.table({"n": list(range(9))}), partition_by=["n % 3 AS third"])
     snapshot = table.snapshot()
     frame = icedb_spark.frame(spark, snapshot, where="third = 1", engine=engine)
     for part in snapshot.parts:
@@ -378,11 +354,8 @@ def test_where_skips_partitions_before_any_part_is_opened(
         icedb_spark.frame(spark, snapshot, engine=engine).collect()
 
 
-def test_parts_of_an_older_partitioning_are_read_and_filtered_by_their_rows(
-    spark: SparkSession, create: Callable[..., icedb.Table]
-) -> None:
-    table = create(partition_by=["n % 2 AS half"])
-    table.insert(pa.table({"n": [1, 2, 3]}))
+def test_parts_of_an_older_partitioning_are_filtered_by_rows(spark: SparkSession, create: Create) -> None:
+    table = create(pa.table({"n": [1, 2, 3]}), partition_by=["n % 2 AS half"])
     table.alter(partition_by=["n % 3 AS third"])
     table.insert(pa.table({"n": [4, 5, 6]}))
     frame = icedb_spark.read(spark, table.uri)
@@ -399,11 +372,8 @@ def test_parts_of_an_older_partitioning_are_read_and_filtered_by_their_rows(
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_frame_is_one_snapshot_despite_later_writes(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create(partition_by=["n % 2 AS half"])
-    table.insert(pa.table({"n": [1, 2]}))
+def test_a_frame_is_one_snapshot_despite_later_writes(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(pa.table({"n": [1, 2]}), partition_by=["n % 2 AS half"])
     first = table.snapshot()
     frame = icedb_spark.read(spark, table.uri, engine=engine)
     source = spark.read.format("icedb").load(table.uri)
@@ -422,9 +392,7 @@ def test_a_frame_is_one_snapshot_despite_later_writes(
 
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("way", ["read", "frame", "data source"])
-def test_a_read_has_the_columns_of_its_time(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any, way: str
-) -> None:
+def test_a_read_has_the_columns_of_its_time(spark: SparkSession, create: Create, engine: Any, way: str) -> None:
     """Also after an alter with another partitioning and a declared column, and after a merge."""
     table = create(partition_by=["d"])
     first_ms, second_ms = evolved(table)
@@ -440,11 +408,8 @@ def test_a_read_has_the_columns_of_its_time(
 
 
 @pytest.mark.sampled(cases=1)
-def test_missing_columns_of_parts_are_null(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create(schema={"declared": "STRUCT(x INTEGER)[]"})
-    table.insert(pa.table({"n": [1]}))
+def test_missing_columns_of_parts_are_null(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(pa.table({"n": [1]}), schema={"declared": "STRUCT(x INTEGER)[]"})
     table.insert(pa.table({"label": ["b"], "n": [2]}))
     table.insert(rows_of("SELECT 3 AS n, MAP {'a': 1} AS m").project("n::BIGINT AS n, m"))
     frame = icedb_spark.read(spark, table.uri, engine=engine)
@@ -453,9 +418,7 @@ def test_missing_columns_of_parts_are_null(
 
 
 @pytest.mark.sampled(cases=1)
-def test_no_rows_are_an_empty_frame_with_the_columns(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
+def test_no_rows_are_an_empty_frame_with_the_columns(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(partition_by=["n % 2 AS half"])
     assert icedb_spark.read(spark, table.uri, engine=engine).columns == []
     assert spark.read.format("icedb").load(table.uri).schema.simpleString() == "struct<>"
@@ -469,11 +432,8 @@ def test_no_rows_are_an_empty_frame_with_the_columns(
 
 
 @pytest.mark.sampled(cases=1)
-def test_columns_are_selected_in_any_order(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create(partition_by=["n % 2 AS half"])
-    table.insert(pa.table({"n": [1, 2], "a, b": ["x", "y"], "c": [True, None]}))
+def test_columns_are_selected_in_any_order(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(pa.table({"n": [1, 2], "a, b": ["x", "y"], "c": [True, None]}), partition_by=["n % 2 AS half"])
     chosen = ["half", "a, b", "n"]
     check_same(icedb_spark.read(spark, table.uri, columns=chosen, engine=engine), table.snapshot(), columns=chosen)
     assert spark.read.format("icedb").option("columns", "c, half").load(table.uri).columns == ["c", "half"]
@@ -483,11 +443,8 @@ def test_columns_are_selected_in_any_order(
         icedb_spark.read(spark, table.uri, columns=["n", "n"], engine=engine)
 
 
-def test_spark_s_own_scan_reads_only_the_columns_and_partitions_of_a_query(
-    spark: SparkSession, create: Callable[..., icedb.Table]
-) -> None:
-    table = create(partition_by=["n % 3 AS third"])
-    table.insert(pa.table({"n": list(range(9)), "wide": ["x"] * 9}))
+def test_the_native_scan_prunes_columns_and_partitions(spark: SparkSession, create: Create) -> None:
+    table = create(pa.table({"n": list(range(9)), "wide": ["x"] * 9}), partition_by=["n % 3 AS third"])
     frame = icedb_spark.read(spark, table.uri).where("n > 4 AND third = 1").select("n")
     plan = plan_of(frame)
     assert "ReadSchema: struct<n:bigint>" in plan
@@ -497,13 +454,10 @@ def test_spark_s_own_scan_reads_only_the_columns_and_partitions_of_a_query(
     assert [r.n for r in frame.collect()] == [7]
 
 
-def test_parts_are_listed_without_a_job_and_the_session_is_unchanged(
-    spark: SparkSession, create: Callable[..., icedb.Table]
-) -> None:
+def test_parts_are_listed_without_a_spark_job(spark: SparkSession, create: Create) -> None:
     setting = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     before = spark.conf.get(setting)
-    table = create(partition_by=["n AS p"])
-    table.insert(pa.table({"n": range(int(before or 0) + 8)}))
+    table = create(pa.table({"n": range(int(before or 0) + 8)}), partition_by=["n AS p"])
     spark.sparkContext.setJobGroup("finding", "")
     frame = icedb_spark.read(spark, table.uri, engine="native")
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("finding")
@@ -512,9 +466,7 @@ def test_parts_are_listed_without_a_job_and_the_session_is_unchanged(
     assert spark.conf.get(setting) == before
 
 
-def test_small_parts_share_a_task_and_large_ones_have_their_own(
-    spark: SparkSession, create: Callable[..., icedb.Table]
-) -> None:
+def test_small_parts_share_a_task_and_large_ones_have_their_own(spark: SparkSession, create: Create) -> None:
     table = create()
     for n in range(4):
         table.insert(pa.table({"n": [n]}))
@@ -546,9 +498,8 @@ def test_parts_are_divided_among_tasks_by_bytes_and_number(sizes: list[int], pro
     assert [len(g) for g in group_parts(parts, split_bytes=1, processors=processors)] == [1] * len(parts)
 
 
-def test_a_large_part_is_read_in_bounded_batches(create: Callable[..., icedb.Table]) -> None:
-    table = create(sort_by=["n"])
-    table.insert(rows_of("SELECT i AS n, repeat('x', 10000) || i AS word FROM range(4000) r(i)"))
+def test_a_large_part_is_read_in_bounded_batches(create: Create) -> None:
+    table = create(rows_of("SELECT i AS n, repeat('x', 10000) || i AS word FROM range(4000) r(i)"), sort_by=["n"])
     table.insert(rows_of("SELECT i AS n FROM range(4000, 204000) r(i)"))
     options = {"path": table.uri}
     schema, of_time = planned_schema(options)
@@ -606,18 +557,15 @@ def test_denied_access_is_reported_without_the_secret(spark: SparkSession, s3: A
 # ------------------------------------------------------------------------------------------ errors
 
 
-def test_a_missing_part_is_an_error_despite_the_session_settings(
-    spark: SparkSession, create: Callable[..., icedb.Table], engine: Any
-) -> None:
-    table = create()
-    table.insert(pa.table({"n": [1, 2]}))
+def test_a_missing_part_is_an_error_in_every_session(spark: SparkSession, create: Create, engine: Any) -> None:
+    table = create(pa.table({"n": [1, 2]}))
     snapshot = table.snapshot()
     frame = icedb_spark.frame(spark, snapshot, engine=engine)
     table.overwrite(pa.table({"n": [3]}))
     Path(snapshot.parts[0].path).unlink()  # as cleanup does after the grace period
     spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
     try:
-        # Of its own scan, Spark tells in its own words, and by an error that is no PySparkException.
+        # Errors of Spark's own scan are not PySparkExceptions and have Spark's text.
         with pytest.raises(Exception, match="SnapshotExpired" if engine == "python" else "File does not exist"):
             frame.collect()
         with pytest.raises((SnapshotExpired, PySparkException), match=r"was cleaned up\. Take a new snapshot"):
@@ -626,17 +574,14 @@ def test_a_missing_part_is_an_error_despite_the_session_settings(
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 
 
-def test_invalid_addresses_times_and_predicates_are_rejected_before_a_job(
-    spark: SparkSession, create: Callable[..., icedb.Table], tmp_path: Path
-) -> None:
+def test_invalid_addresses_and_predicates_are_rejected(spark: SparkSession, create: Create, tmp_path: Path) -> None:
     with pytest.raises(TableNotFound):
         icedb_spark.read(spark, tmp_path / "nothing")
     with pytest.raises(PySparkException, match="TableNotFound"):
         spark.read.format("icedb").load(str(tmp_path / "nothing"))
     with pytest.raises(PySparkException, match=r"InvalidOption.*the option path is missing"):
         spark.read.format("icedb").load()
-    table = create(partition_by=["n % 2 AS half"])
-    table.insert(pa.table({"n": [1]}))
+    table = create(pa.table({"n": [1]}), partition_by=["n % 2 AS half"])
     with pytest.raises(InvalidPartitionExpression, match="does not fit the partition columns"):
         icedb_spark.read(spark, table.uri, where="n = 1")
     with pytest.raises(InvalidOption, match="engine is 'java'"):
@@ -659,17 +604,15 @@ def test_invalid_addresses_times_and_predicates_are_rejected_before_a_job(
     ],
 )
 def test_unknown_options_are_rejected(
-    spark: SparkSession, create: Callable[..., icedb.Table], options: dict[str, str], message: str
+    spark: SparkSession, create: Create, options: dict[str, str], message: str
 ) -> None:
-    table = create(partition_by=["n % 2 AS half"])
-    table.insert(pa.table({"n": [1]}))
+    table = create(pa.table({"n": [1]}), partition_by=["n % 2 AS half"])
     with pytest.raises(PySparkException, match=message):
         spark.read.format("icedb").options(**options).load(table.uri)
 
 
-def test_a_schema_of_the_caller_must_equal_the_table_s(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
-    table = create()
-    table.insert(pa.table({"n": [1], "word": ["a"]}))
+def test_a_schema_of_the_caller_must_equal_the_table_s(spark: SparkSession, create: Create) -> None:
+    table = create(pa.table({"n": [1], "word": ["a"]}))
     source = spark.read.format("icedb")
     now = str(table.snapshot().as_of_ms)
     pinned = source.schema("word STRING, n BIGINT").option("as_of", now).load(table.uri)
@@ -684,9 +627,8 @@ def test_a_schema_of_the_caller_must_equal_the_table_s(spark: SparkSession, crea
         source.schema("m INT").load(table.uri).collect()
 
 
-def test_a_time_before_the_horizon_has_expired(spark: SparkSession, create: Callable[..., icedb.Table]) -> None:
-    table = create()
-    table.insert(pa.table({"n": [1]}))
+def test_a_time_before_the_horizon_has_expired(spark: SparkSession, create: Create) -> None:
+    table = create(pa.table({"n": [1]}))
     then_ms = table.snapshot().as_of_ms - 10_000
     table.overwrite(pa.table({"n": [2]}))
     table.cleanup(grace_ms=0, allow_short_grace=True)

@@ -22,22 +22,21 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from icedb import Table
 from icedb.errors import AccessDenied, InvalidOption, InvariantViolated, SchemaConflict, StaleCheckpoint
 from icedb.spark.datasource.writer import open_stream_writer
-from tests.spark.test_faults import (
-    DENIED,
-    check_sound,
-    first_line,
-    is_log_file,
-    keys,
-    log_files,
-    once,
-    orphans,
-    rows,
-)
 from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
 from tests.support.spark.spark_clusters import Driver, RemoteError, SharedDriver, environment
+from tests.support.spark.spark_scene import (
+    DENIED,
+    SparkScene,
+    first_line,
+    is_log_file,
+    once,
+    orphans,
+    refuse_first_part,
+    rows,
+)
+from tests.support.spark.spark_tables import log_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
@@ -73,7 +72,7 @@ class EventFolder:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all events so far."""
+        """Return the numbers of all events so far."""
         return list(range(self.arrived * ROWS))
 
 
@@ -82,45 +81,25 @@ def source(tmp_path: Path, place: dict[str, str]) -> EventFolder:
     return EventFolder(tmp_path, place)
 
 
-# ------------------------------------------------------------------------------------------ by Spark
-
-
-def test_each_batch_is_one_commit_and_a_stream_continues(
-    driver: SharedDriver, table: Table, source: EventFolder, proxy: CountingProxy
-) -> None:
-    refused = []
-
-    def refuse_first(kind: str, path: str, _: bytes) -> tuple[int, bytes] | None:
-        if kind != "PUT" or "/_data/" not in path or refused:
-            return None
-        refused.append(path)
-        return DENIED
-
-    proxy.answer = refuse_first  # the task is tried again
+def test_each_batch_is_one_commit_and_a_stream_continues(scene: SparkScene, source: EventFolder) -> None:
+    refused = refuse_first_part(scene.proxy)  # the task is retried
     source.arrive(3)
-    source.stream(driver)
+    source.stream(scene.driver)
     assert len(refused) == 1
-    assert rows(table) == source.numbers
-    assert len(log_files(table)) == 1 + 3
-    source.stream(driver)  # nothing has arrived
-    assert len(log_files(table)) == 1 + 3
+    scene.check(source.numbers, log_files=1 + 3)
+    source.stream(scene.driver)  # nothing has arrived
+    assert len(log_keys(scene.table)) == 1 + 3
     source.arrive(2)
-    source.stream(driver)
-    assert rows(table) == source.numbers
-    assert len(log_files(table)) == 1 + 5
-    assert orphans(table) == set()
-    check_sound(table)
+    source.stream(scene.driver)
+    scene.check(source.numbers, log_files=1 + 5, has_orphans=False)
 
 
-def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(
-    driver: SharedDriver, table: Table, source: EventFolder
-) -> None:
+def test_a_deleted_checkpoint_begins_a_new_stream(scene: SparkScene, source: EventFolder) -> None:
     source.arrive(2)
-    source.stream(driver)
+    source.stream(scene.driver)
     shutil.rmtree(source.checkpoint)
-    source.stream(driver)
-    assert rows(table) == sorted(2 * source.numbers)
-    check_sound(table)
+    source.stream(scene.driver)
+    scene.check(sorted(2 * source.numbers))
 
 
 @pytest.mark.sampled(cases=1)
@@ -133,84 +112,65 @@ def test_a_deleted_checkpoint_is_a_new_stream_not_a_silent_skip(
     ids=["two batches behind", "one batch behind, and more has arrived"],
 )
 def test_an_older_state_of_a_checkpoint_is_rejected(
-    batches: int,
-    files_per_batch: int,
-    reason: str,
-    driver: SharedDriver,
-    table: Table,
-    source: EventFolder,
-    tmp_path: Path,
+    scene: SparkScene, batches: int, files_per_batch: int, reason: str, source: EventFolder, tmp_path: Path
 ) -> None:
     source.arrive()
-    source.stream(driver)
+    source.stream(scene.driver)
     shutil.copytree(source.checkpoint, tmp_path / "backup")
     source.arrive(batches)
-    assert source.stream(driver) == batches
+    assert source.stream(scene.driver) == batches
     shutil.rmtree(source.checkpoint)
     shutil.move(tmp_path / "backup", source.checkpoint)
-    before, numbers = log_files(table), source.numbers
+    before, numbers = log_keys(scene.table), source.numbers
     source.arrive()
     with pytest.raises(RemoteError) as error:
-        source.stream(driver, files_per_batch=files_per_batch)
-    assert f"StaleCheckpoint: {table.uri}: {reason}. None of these rows were added." in error.value.text
-    assert log_files(table) == before
-    assert rows(table) == numbers
-    assert orphans(table) == set()
+        source.stream(scene.driver, files_per_batch=files_per_batch)
+    assert f"StaleCheckpoint: {scene.table.uri}: {reason}. None of these rows were added." in error.value.text
+    assert log_keys(scene.table) == before
+    scene.check(numbers, has_orphans=False)
 
 
-def test_a_batch_that_spark_did_not_record_is_not_committed_twice(
-    driver: SharedDriver, table: Table, source: EventFolder
-) -> None:
+def test_an_unrecorded_batch_is_not_committed_twice(scene: SparkScene, source: EventFolder) -> None:
     source.arrive(2)
-    last = source.stream(driver)
+    last = source.stream(scene.driver)
     for note in (source.checkpoint / "commits").glob(f"*{last}*"):
         note.unlink()  # as if the driver had died between the commit and the note of it
     source.arrive()
-    source.stream(driver)
-    assert rows(table) == source.numbers
-    assert len(log_files(table)) == 1 + 3
-    assert orphans(table) == set()
+    source.stream(scene.driver)
+    scene.check(source.numbers, log_files=1 + 3, has_orphans=False)
 
 
-def test_a_stream_continues_after_its_store_went_down_at_the_commit(
-    driver: SharedDriver, table: Table, source: EventFolder, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_a_stream_continues_after_its_store_went_down_at_the_commit(scene: SparkScene, source: EventFolder) -> None:
     """The log file is put, its response is lost, and the store goes down: only the table has the batch."""
 
     def vanish(_: HttpRequest) -> None:
-        proxy.answer = lambda *_: DENIED
+        scene.proxy.answer = lambda *_: DENIED
         raise ConnectionResetError
 
-    proxy.after = once(is_log_file, vanish)
+    scene.proxy.after = once(is_log_file, vanish)
     source.arrive(2)
     with pytest.raises(RemoteError, match=r"StoreUnavailable.*it is never committed twice") as error:
-        source.stream(driver)
-    assert place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
-    assert rows(table) == source.numbers[:ROWS]
-    proxy.answer = None
-    source.stream(driver)
-    assert rows(table) == source.numbers
-    assert len(log_files(table)) == 1 + 2
-    check_sound(table)
+        source.stream(scene.driver)
+    assert scene.place["AWS_SECRET_ACCESS_KEY"] not in error.value.text
+    assert rows(scene.table) == source.numbers[:ROWS]
+    scene.proxy.answer = None
+    source.stream(scene.driver)
+    scene.check(source.numbers, log_files=1 + 2)
 
 
-def test_invalid_options_are_reported_in_the_first_line(
-    driver: SharedDriver, table: Table, source: EventFolder, place: dict[str, str]
-) -> None:
+def test_invalid_options_are_reported_in_the_first_line(scene: SparkScene, source: EventFolder) -> None:
     source.arrive()
-    before = log_files(table)
+    before = log_keys(scene.table)
     with pytest.raises(RemoteError) as error:
-        source.stream(driver, mode="complete")
-    assert f"InvalidOption: {table.uri}: outputMode('complete') would replace the whole table" in first_line(error)
-    place["path"] += "/nowhere"
+        source.stream(scene.driver, mode="complete")
+    assert f"InvalidOption: {scene.table.uri}: outputMode('complete') would replace the" in first_line(error)
+    scene.place["path"] += "/nowhere"
     with pytest.raises(RemoteError) as error:
-        source.stream(driver)
-    assert f"TableNotFound: {place['path']}" in first_line(error)
-    assert log_files(table) == before
-    assert orphans(table) == set()
+        source.stream(scene.driver)
+    assert f"TableNotFound: {scene.place['path']}" in first_line(error)
+    assert log_keys(scene.table) == before
+    assert orphans(scene.table) == set()
 
-
-# ------------------------------------------------------------------------------------------ the driver is killed
 
 # What the proxy sees of a micro-batch, in its order; and what Spark writes to the checkpoint. The first ones are those
 # that leave different things behind.
@@ -237,12 +197,12 @@ def killed_at(
         with killed_when_noted(driver, source.checkpoint / what, skip):
             yield
         return
-    seen: list[str] = []
+    paths: list[str] = []
 
     def is_the_one(request: HttpRequest) -> bool:
         if request.kind == method and what in request.path:
-            seen.append(request.path)
-        return len(seen) > skip
+            paths.append(request.path)
+        return len(paths) > skip
 
     def kill(_: HttpRequest) -> None:
         driver.kill()
@@ -285,28 +245,28 @@ def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]
     ],
 )
 def test_a_driver_that_is_killed_repeatedly_writes_each_row_once(
-    kills: int, moments: list[tuple[str, str, str]], files: int, driver: SharedDriver, spark_home: Path, tmp_path: Path,
-    table: Table, source: EventFolder, proxy: CountingProxy,
-) -> None:  # fmt: skip
+    scene: SparkScene,
+    kills: int,
+    moments: list[tuple[str, str, str]],
+    files: int,
+    spark_home: Path,
+    tmp_path: Path,
+    source: EventFolder,
+) -> None:
     chance = random.Random(5)
     for number in range(kills):
         source.arrive(files)
         moment = moments[number % len(moments)]
         with (
             Driver({"spark.master": "local[2]"}, tmp_path / f"driver-{number}", environment(spark_home)) as doomed,
-            killed_at(doomed, moment, chance.randrange(files), source, proxy),
+            killed_at(doomed, moment, chance.randrange(files), source, scene.proxy),
             pytest.raises(EOFError),
         ):
             source.stream(doomed)
-        committed = rows(table)
+        committed = rows(scene.table)
         assert committed == source.numbers[: len(committed)], moment
-    source.stream(driver)
-    assert rows(table) == source.numbers
-    assert len(log_files(table)) == 1 + source.arrived
-    check_sound(table)
-
-
-# ------------------------------------------------------------------------------------------ by hand
+    source.stream(scene.driver)
+    scene.check(source.numbers, log_files=1 + source.arrived)
 
 
 class LocalBatch:
@@ -329,78 +289,69 @@ class LocalBatch:
         self.writer.abort(self.messages, self.number)
 
 
-def test_a_batch_without_rows_is_no_commit(table: Table, place: dict[str, str]) -> None:
-    before = log_files(table)
-    LocalBatch(place, range(0), 0).commit()
-    assert log_files(table) == before
-    LocalBatch(place, range(10), 1).commit()
-    assert rows(table) == list(range(10))
+def test_a_batch_without_rows_is_no_commit(scene: SparkScene) -> None:
+    before = log_keys(scene.table)
+    LocalBatch(scene.place, range(0), 0).commit()
+    assert log_keys(scene.table) == before
+    LocalBatch(scene.place, range(10), 1).commit()
+    assert rows(scene.table) == list(range(10))
 
 
-def test_a_batch_adds_columns_and_is_committed_once(table: Table, place: dict[str, str]) -> None:
-    LocalBatch(place, range(10), 0).commit()
+def test_a_batch_adds_columns_and_is_committed_once(scene: SparkScene) -> None:
+    LocalBatch(scene.place, range(10), 0).commit()
     for _ in range(2):
-        LocalBatch(place, range(10, 20), 1, colour="red").commit()
-    LocalBatch(place, range(20, 30), 2).commit()
-    assert rows(table) == list(range(30))
-    assert table.query("SELECT count(colour) FROM t").fetchall() == [(10,)]
+        LocalBatch(scene.place, range(10, 20), 1, colour="red").commit()
+    LocalBatch(scene.place, range(20, 30), 2).commit()
+    assert rows(scene.table) == list(range(30))
+    assert scene.table.query("SELECT count(colour) FROM t").fetchall() == [(10,)]
     with pytest.raises(SchemaConflict, match="column 'colour' is VARCHAR in the table and BIGINT in the batch"):
-        LocalBatch(place, range(30, 40), 3, colour=1)
-    assert orphans(table) == set()
-    check_sound(table)
+        LocalBatch(scene.place, range(30, 40), 3, colour=1)
+    scene.check(range(30), has_orphans=False)
 
 
-def test_of_two_drivers_of_one_checkpoint_one_commits_and_the_late_one_is_rejected(
-    table: Table, place: dict[str, str]
-) -> None:
+def test_a_late_driver_of_the_same_checkpoint_is_rejected(scene: SparkScene) -> None:
     """Both read the batch from the checkpoint, so it has the same rows. One of them was paused since."""
-    first, second, sleeper = (LocalBatch(place, range(10), 0) for _ in range(3))
+    first, second, sleeper = (LocalBatch(scene.place, range(10), 0) for _ in range(3))
     second.commit()
     first.commit()
-    assert rows(table) == list(range(10))
-    LocalBatch(place, range(10, 20), 1).commit()
+    assert rows(scene.table) == list(range(10))
+    LocalBatch(scene.place, range(10, 20), 1).commit()
     with pytest.raises(StaleCheckpoint, match=r"at batch 0, and the table has its batch 1.*If another driver runs"):
         sleeper.commit()
     sleeper.abort()  # as Spark does
-    assert rows(table) == list(range(20))
-    assert orphans(table) == set()
-    check_sound(table)
+    scene.check(range(20), has_orphans=False)
 
 
-def test_a_claimed_batch_is_published_by_the_next_attempt(
-    table: Table, place: dict[str, str], proxy: CountingProxy
-) -> None:
+def test_the_next_attempt_publishes_a_claimed_batch(scene: SparkScene) -> None:
     """Also if the next attempt has other rows, from an older checkpoint, which is an error."""
-    proxy.answer = lambda kind, path, _: DENIED if kind == "PUT" and "/_log/" in path else None
-    lost = LocalBatch(place, range(10), 0)
+    scene.proxy.answer = lambda kind, path, _: DENIED if kind == "PUT" and "/_log/" in path else None
+    lost = LocalBatch(scene.place, range(10), 0)
     with pytest.raises(AccessDenied):
         lost.commit()
     lost.abort()
-    assert rows(table) == []
-    proxy.answer = None
+    assert rows(scene.table) == []
+    scene.proxy.answer = None
     with pytest.raises(StaleCheckpoint, match="batch 0 of the stream has 20 rows now, and had 10 when it was done"):
-        LocalBatch(place, range(20), 0).commit()
-    assert rows(table) == list(range(10))
-    LocalBatch(place, range(10), 0).commit()
-    assert rows(table) == list(range(10))
-    assert orphans(table) == set()
-    check_sound(table)
+        LocalBatch(scene.place, range(20), 0).commit()
+    assert rows(scene.table) == list(range(10))
+    LocalBatch(scene.place, range(10), 0).commit()
+    scene.check(range(10), has_orphans=False)
 
 
-def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(table: Table, place: dict[str, str]) -> None:
-    failed = LocalBatch(place, range(10), 0)
+def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(scene: SparkScene) -> None:
+    failed = LocalBatch(scene.place, range(10), 0)
     failed.messages[1] = None
     failed.abort()
-    assert orphans(table) == set()
-    assert rows(table) == []
+    assert orphans(scene.table) == set()
+    assert rows(scene.table) == []
 
 
-def test_a_batch_without_a_stream_is_not_committed(table: Table, place: dict[str, str]) -> None:
-    nameless = LocalBatch(place, range(10), 0)
+def test_a_batch_without_a_stream_is_not_committed(scene: SparkScene) -> None:
+    nameless = LocalBatch(scene.place, range(10), 0)
     nameless.messages = [replace(m, stream=None) for m in nameless.messages]
     with pytest.raises(InvariantViolated, match=r"Spark did not set the property sql\.streaming\.queryId"):
         nameless.commit()
-    assert rows(table) == []
+    assert rows(scene.table) == []
 
 
 @pytest.mark.parametrize(
@@ -412,10 +363,8 @@ def test_a_batch_without_a_stream_is_not_committed(table: Table, place: dict[str
         ({"overwrite": "table"}, "overwrite is 'table' and the mode is append"),
     ],
 )
-def test_an_option_that_is_not_for_streams_is_rejected(
-    options: dict[str, str], reason: str, table: Table, place: dict[str, str]
-) -> None:
-    before = keys(table, "")
-    with pytest.raises(InvalidOption, match=re.escape(f"{table.uri}: {reason}")):
-        LocalBatch(place | options, range(10), 0)
-    assert keys(table, "") == before
+def test_options_of_batches_are_rejected(scene: SparkScene, options: dict[str, str], reason: str) -> None:
+    before = {o.key for o in scene.table.handle.store.list("")}
+    with pytest.raises(InvalidOption, match=re.escape(f"{scene.table.uri}: {reason}")):
+        LocalBatch(scene.place | options, range(10), 0)
+    assert {o.key for o in scene.table.handle.store.list("")} == before

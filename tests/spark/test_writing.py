@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,31 +20,15 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import icedb
 from icedb import spark as icedb_spark
-from icedb.errors import (
-    EmptyBatch,
-    InvalidBatch,
-    InvalidOption,
-    InvalidPartitionExpression,
-    SchemaConflict,
-    StaleView,
-)
+from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption, InvalidPartitionExpression, SchemaConflict, StaleView
+from icedb.spark import distribution_choice
 from icedb.spark.datasource.writer import open_writer
 from icedb.spark.distribution import plan_ranges
+from icedb.spark.distribution_choice import choose_distribution, source_bytes
 from icedb.spark.partition_locality import partition_text
+from tests.support.spark.spark_tables import Create, part_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
-
-Create = Callable[..., icedb.Table]
-
-
-@pytest.fixture
-def create(local: Any) -> Create:
-    return lambda **spec: icedb.Table.create(local.uri, **spec)
-
-
-@pytest.fixture
-def create_shared(shared_place: Any) -> Create:
-    return lambda **spec: icedb.Table.create(shared_place.uri, storage_options=shared_place.storage_options, **spec)
 
 
 def options(table: icedb.Table) -> dict[str, str]:
@@ -64,15 +49,86 @@ def content(table: icedb.Table) -> list[tuple[Any, ...]]:
     return table.query("SELECT p, count(*), min(n), max(n) FROM t GROUP BY p ORDER BY p").fetchall()
 
 
-# ------------------------------------------------------------------------------------------ distribution
-
-
 def test_without_a_shuffle_each_task_writes_all_its_partitions(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"], sort_by=["n"])
-    commit = icedb_spark.write(numbers(spark, 400), table.uri)
+    commit = icedb_spark.write(numbers(spark, 400), table.uri, distribution="none")
     assert set(partitions(table).values()) == {4}
     assert commit.key
     assert {p.key for p in commit.parts} == {p.key for p in table.snapshot().parts}
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("size", "many_partitions", "distribution", "tasks_max"),
+    [
+        (None, True, "none", None),
+        (0, True, "none", 1),
+        (16 * MIB, True, "none", 1),
+        (16 * MIB + 1, False, "none", 2),
+        (128 * MIB - 1, True, "none", 8),
+        (128 * MIB, False, "none", None),
+        (128 * MIB, True, "partition", None),
+    ],
+)
+def test_the_distribution_is_chosen_by_size(
+    size: int | None, many_partitions: bool, distribution: str, tasks_max: int | None
+) -> None:
+    choice = choose_distribution(size, many_partitions=many_partitions)
+    assert (choice.distribution, choice.tasks_max) == (distribution, tasks_max)
+
+
+def test_the_size_is_known_for_frames_that_only_read(spark: SparkSession, tmp_path: Path) -> None:
+    numbers(spark, 1_000).write.parquet(str(tmp_path / "numbers"))
+    files = spark.read.parquet(str(tmp_path / "numbers"))
+    written = sum(f.stat().st_size for f in (tmp_path / "numbers").glob("*.parquet"))
+    assert source_bytes(files) == written
+    assert 0 < (source_bytes(files.where("p > 3").select("n")) or 0) < written
+    assert source_bytes(files.union(files)) == 2 * written
+    for computed in (
+        files.repartition(2),
+        files.groupBy("p").count(),
+        files.join(files, "n"),
+        files.mapInArrow(lambda batches: batches, files.schema),
+        files.where("n > (SELECT max(id) FROM range(5))"),
+        spark.createDataFrame([(1, 1)], "n long, p long"),
+    ):
+        assert source_bytes(computed) is None
+
+
+@pytest.mark.sampled(cases=2)
+@pytest.mark.parametrize(
+    ("spec", "how", "shuffle_bytes_min", "chosen", "parts"),
+    [
+        ({"partition_by": ["p"]}, {}, 128 * MIB, "'none' in at most 1 tasks", 2),
+        ({"partition_by": ["p"]}, {}, 1, "'partition'", 2),
+        ({}, {}, 1, "'none': ", 4),
+        ({"partition_by": ["p"]}, {"overwrite": "partitions", "partitions": ["p=0"]}, 1, "'none': ", 4),
+    ],
+    ids=["small", "large", "unpartitioned", "one-partition"],
+)
+def test_a_write_chooses_its_distribution_and_logs_it(
+    spark: SparkSession,
+    create: Create,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: dict[str, Any],
+    how: dict[str, Any],
+    shuffle_bytes_min: int,
+    chosen: str,
+    parts: int,
+) -> None:
+    monkeypatch.setattr(distribution_choice, "SHUFFLE_BYTES_MIN", shuffle_bytes_min)
+    caplog.set_level(logging.INFO, logger="icedb.spark")
+    table = create(**spec)
+    cached = numbers(spark, 400, expression="0" if how else "id % 2").persist()
+    try:
+        commit = icedb_spark.write(cached, table.uri, **how)
+    finally:
+        cached.unpersist()
+    assert (commit.rows, len(commit.parts)) == (400, parts)
+    assert f"{table.uri}: writing with distribution={chosen}" in caplog.text
 
 
 @pytest.mark.sampled(cases=1)
@@ -112,7 +168,7 @@ def test_a_partition_with_most_of_the_rows_is_written_by_several_tasks(spark: Sp
     ],
     ids=["expression", "path-column", "another-case", "lacking-column", "unpartitioned"],
 )  # fmt: skip
-def test_rows_are_distributed_by_any_partition_expression(
+def test_any_expression_distributes_rows(
     spark: SparkSession, create: Create, spec: dict[str, Any], select: str
 ) -> None:
     table = create(**spec)
@@ -153,7 +209,7 @@ def _split(select: str) -> list[str]:
         ("p", "CASE WHEN id % 5 > 0 THEN id % 5 END AS p", True),
     ],
 )
-def test_spark_computes_known_partition_expressions_and_duckdb_the_others(
+def test_spark_computes_known_partition_expressions(
     spark: SparkSession, create: Create, expression: str, select: str, by_spark: bool
 ) -> None:
     table = create(partition_by=[expression])
@@ -179,10 +235,7 @@ def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) 
     assert table.snapshot().parts == ()
 
 
-@given(
-    st.dictionaries(st.text(max_size=3), st.integers(1, 10_000), max_size=30),
-    st.integers(1, 12),
-)
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 10_000), max_size=30), st.integers(1, 12))
 def test_ranges_are_contiguous_and_balanced(counts: dict[str, int], tasks: int) -> None:
     ranges = plan_ranges({k: float(v) for k, v in counts.items()}, tasks)
     assert ranges[0].first == ""
@@ -198,8 +251,7 @@ def test_ranges_are_contiguous_and_balanced(counts: dict[str, int], tasks: int) 
 
 
 def test_an_invalid_frame_is_rejected_before_the_shuffle(spark: SparkSession, create: Create) -> None:
-    table = create(partition_by=["p"])
-    table.insert([{"n": 1, "p": 1}])
+    table = create([{"n": 1, "p": 1}], partition_by=["p"])
     with pytest.raises(SchemaConflict, match="'p'"):
         icedb_spark.write(numbers(spark, 10, expression="'one'"), table.uri, distribution="partition")
     with pytest.raises(InvalidPartitionExpression, match="'p AS p'"):
@@ -223,9 +275,6 @@ def test_a_table_with_an_insert_query_cannot_be_distributed(spark: SparkSession,
     assert sorted(partitions(table)) == ["p=0", "p=1", "p=2"]
 
 
-# ------------------------------------------------------------------------------------------ size of parts
-
-
 def test_a_large_partition_is_split_by_part_bytes(spark: SparkSession, create: Create) -> None:
     table = create(sort_by=["n"])
     frame = spark.range(0, 200_000, 1, 1).selectExpr("id AS n", "md5(cast(id AS string)) AS text")
@@ -234,9 +283,6 @@ def test_a_large_partition_is_split_by_part_bytes(spark: SparkSession, create: C
     assert len(parts) > 3
     assert all(512 * 1024 < p.bytes < 2 * 1024 * 1024 for p in parts)
     assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(200_000, 200_000)]
-
-
-# ------------------------------------------------------------------------------------------ overwrite
 
 
 @pytest.mark.sampled(cases=2)
@@ -250,22 +296,16 @@ def test_a_large_partition_is_split_by_part_bytes(spark: SparkSession, create: C
     ],
     ids=["paths", "predicate", "dynamic", "spark's-name"],
 )
-def test_an_overwrite_replaces_exactly_its_partitions(
-    spark: SparkSession, create_shared: Create, how: dict[str, str]
-) -> None:
-    table = create_shared(partition_by=["p"])
-    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+def test_an_overwrite_replaces_its_partitions(spark: SparkSession, create_shared: Create, how: dict[str, str]) -> None:
+    table = create_shared([{"n": n, "p": n % 4} for n in range(40)], partition_by=["p"])
     frame = spark.createDataFrame([(100, 1), (200, 2)], "n long, p long")
     frame.write.format("icedb").mode("overwrite").options(**options(table), **how).save()
     assert content(table) == [(0, 10, 0, 36), (1, 1, 100, 100), (2, 1, 200, 200), (3, 10, 3, 39)]
     assert table.snapshot().epoch == 2
 
 
-def test_named_partitions_without_new_rows_are_emptied_and_dynamic_ones_are_not(
-    spark: SparkSession, create: Create
-) -> None:
-    table = create(partition_by=["p"])
-    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+def test_only_named_partitions_are_emptied(spark: SparkSession, create: Create) -> None:
+    table = create([{"n": n, "p": n % 4} for n in range(40)], partition_by=["p"])
     frame = spark.createDataFrame([(100, 1)], "n long, p long")
     icedb_spark.write(frame, table.uri, overwrite="dynamic")
     assert [p for p, *_ in content(table)] == [0, 1, 2, 3]
@@ -276,8 +316,7 @@ def test_named_partitions_without_new_rows_are_emptied_and_dynamic_ones_are_not(
 
 
 def test_a_dynamic_overwrite_without_rows_replaces_nothing(spark: SparkSession, create: Create) -> None:
-    table = create(partition_by=["p"])
-    table.insert([{"n": 1, "p": 1}])
+    table = create([{"n": 1, "p": 1}], partition_by=["p"])
     assert not icedb_spark.write(numbers(spark, 0), table.uri, overwrite="dynamic").committed
     assert content(table) == [(1, 1, 1, 1)]
     with pytest.raises(EmptyBatch):
@@ -285,55 +324,64 @@ def test_a_dynamic_overwrite_without_rows_replaces_nothing(spark: SparkSession, 
     assert content(table) == [(1, 1, 1, 1)]
 
 
-def test_rows_outside_the_named_partitions_are_rejected_and_their_parts_deleted(
-    spark: SparkSession, create: Create
-) -> None:
-    table = create(partition_by=["p"])
-    table.insert([{"n": 1, "p": 1}])
+def test_rows_outside_the_named_partitions_are_rejected(spark: SparkSession, create: Create) -> None:
+    table = create([{"n": 1, "p": 1}], partition_by=["p"])
     with pytest.raises(InvalidBatch, match="outside the partitions to overwrite"):
         icedb_spark.write(numbers(spark, 10), table.uri, overwrite="partitions", partitions=["p=1"])
     assert content(table) == [(1, 1, 1, 1)]
-    assert len(table.handle.store.list(table.handle.keys.data_prefix)) == 1
+    assert len(part_keys(table)) == 1
 
 
 @pytest.mark.parametrize(
     ("mode", "how", "message"),
     [
-        ("overwrite", {}, "overwrite', 'table'"),
+        ("overwrite", {}, "would replace every row"),
+        ("overwrite", {}, "option('overwrite', 'table')"),
         ("overwrite", {"overwrite": "all"}, "'table', 'partitions' or 'dynamic'"),
         ("overwrite", {"overwrite": "partitions"}, "none is named"),
         ("overwrite", {"overwrite": "partitions", "partitions": "[1]"}, "JSON list of paths"),
         ("overwrite", {"overwrite": "partitions", "partitions": "[]"}, "JSON list of paths"),
         ("overwrite", {"overwrite": "table", "partitions": "p = 1"}, "the option partitions requires an overwrite"),
         ("overwrite", {"overwrite": "table", "partitionOverwriteMode": "dynamic"}, "Pass only one"),
+        ("overwrite", {"overwrite": "table", "PARTITIONOVERWRITEMODE": "DYNAMIC"}, "dynamic, and overwrite is 'table'"),
+        ("overwrite", {"overwrite": "table", "txn_application": "a", "txn_sequence": "1"}, "overwrite takes no txn"),
         ("overwrite", {"overwrite": "table", "partitionOverwriteMode": "dynamik"}, "'static' or 'dynamic'"),
         ("overwrite", {"overwrite": "dynamic", "partitionOverwriteMode": "static"}, "Pass only one"),
         ("append", {"overwrite": "table"}, "replaces nothing"),
-        ("append", {"txn_application": "a", "txn_sequence": "²"}, "txn"),
+        ("append", {"txn_application": "a", "txn_sequence": "²"}, "txn is"),
+        ("append", {"txn_application": "a", "txn_sequence": "-1"}, "txn is"),
+        ("append", {"txn_application": "a", "txn_sequence": "one"}, "txn is"),
+        ("append", {"txn_application": " ", "txn_sequence": "1"}, "txn is"),
+        ("append", {"txn_application": "a"}, "txn is"),
+        ("append", {"txn_sequence": "1"}, "txn is"),
+        ("append", {"job": "../x"}, "job is '../x'"),
+        ("append", {"job": "j" * 17}, "job is"),
+        ("append", {"compression": "gzip", "fanout": "1"}, "unknown options ['compression', 'fanout']"),
+        ("append", {"AWS_REGIONS": "x"}, "unknown storage options"),
         ("append", {"partitions": "p = 1"}, "the option partitions requires an overwrite"),
         ("append", {"distribution": "partition"}, "icedb.spark.write"),
         ("append", {"distribution": "hash"}, "Pass 'none'"),
         ("append", {"part_bytes": "1"}, "part_bytes"),
-        ("append", {"memory_bytes": "64M"}, "memory_bytes"),
+        ("append", {"memory_bytes": "64M"}, "memory_bytes is '64M'"),
+        ("append", {"memory_bytes": "1000"}, "at least 67108864"),
     ],
 )
 def test_invalid_options_are_rejected_before_any_task(
     spark: SparkSession, create: Create, mode: str, how: dict[str, str], message: str
 ) -> None:
-    table = create(partition_by=["p"])
-    table.insert([{"n": 1, "p": 1}])
+    table = create([{"n": 1, "p": 1}], partition_by=["p"])
     writer = numbers(spark, 10).write.format("icedb").mode(mode)
     with pytest.raises(Exception, match="InvalidOption") as caught:
         writer.options(**options(table), **how).save()
     assert message in str(caught.value)
     assert content(table) == [(1, 1, 1, 1)]
-    assert len(table.handle.store.list(table.handle.keys.data_prefix)) == 1
+    assert len(part_keys(table)) == 1
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"distribution": "hash"}, "'none' or 'partition'"),
+        ({"distribution": "hash"}, "'auto', 'none' or 'partition'"),
         ({"tasks": 3}, "tasks requires distribution='partition'"),
         ({"distribution": "partition", "tasks": 0}, "tasks is 0"),
         ({"distribution": "partition", "memory_bytes": 1}, "memory_bytes"),
@@ -344,7 +392,7 @@ def test_invalid_options_are_rejected_before_any_task(
         ({"overwrite": "table", "txn": ("a", 1)}, "takes no txn"),
     ],
 )
-def test_arguments_that_exclude_each_other_are_rejected(
+def test_exclusive_arguments_are_rejected(
     spark: SparkSession, create: Create, how: dict[str, Any], message: str
 ) -> None:
     table = create(partition_by=["p"])
@@ -381,8 +429,7 @@ def test_a_view_created_during_a_job_is_reported_as_stale(spark: SparkSession, c
 
 
 def test_a_predicate_may_start_like_a_list(spark: SparkSession, create: Create) -> None:
-    table = create(partition_by=["p"])
-    table.insert([{"n": n, "p": n % 4} for n in range(40)])
+    table = create([{"n": n, "p": n % 4} for n in range(40)], partition_by=["p"])
     frame = spark.createDataFrame([(100, 1)], "n long, p long")
     table.overwrite(frame, partitions="[1, 2].list_contains(p)")
     assert [p for p, *_ in content(table)] == [0, 1, 3]

@@ -1,6 +1,5 @@
 """One program in each kind of place, started by Dagster and by hand. For AWS, only its requests."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import fnmatch
 import json
 import re
@@ -117,7 +116,7 @@ def command_line(place: ConnectSpark, folder: Path) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.slow(seconds=30)
-def test_a_program_is_started_by_hand(
+def test_a_program_can_be_submitted(
     place_named: Callable[[str], SparkPlace], table: icedb.Table, tmp_path: Path
 ) -> None:
     place = place_named("connect")

@@ -1,6 +1,5 @@
 """The programs of `spark_jobs` as processes: started by Dagster, on a cluster, on a full disk."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 pytest.importorskip("pyspark")
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extras there is nothing to import
 from icedb import Table
 from tests.support.site.pages import ROOT
 from tests.support.spark.spark_clusters import SESSION, environment, standalone
@@ -44,7 +42,7 @@ def raw_events(folder: Path, lines: list[Any]) -> str:
     return str(path)
 
 
-@pytest.mark.slow(seconds=40)  # the short run has what `test_spark_launch` tells Dagster
+@pytest.mark.slow(seconds=40)  # the short run has the reports of test_launch.py
 def test_dagster_gets_the_result_and_the_error_of_a_failed_step(spark_home: Path, tmp_path: Path) -> None:
     table = Table.create(tmp_path / "events", partition_by=["n % 2 AS odd"], schema={"n": "BIGINT"})
     source = raw_events(tmp_path, [{"n": 1}, {"n": 2}, "no json"])
@@ -75,7 +73,7 @@ def test_dagster_gets_the_result_and_the_error_of_a_failed_step(spark_home: Path
         result = dg.materialize([events], resources={"client": client}, instance=instance)
         [materialized] = result.asset_materializations_for_node("events")
         [check] = result.get_asset_check_evaluations()
-        said = messages(instance, result)
+        texts = messages(instance, result)
         failed = dg.materialize([lost], instance=instance, partition_key="2026-01-02", raise_on_error=False)
         said_of_failed = messages(instance, failed)
         errors = [
@@ -93,7 +91,7 @@ def test_dagster_gets_the_result_and_the_error_of_a_failed_step(spark_home: Path
     assert [(c.name, c.type) for c in columns] == [("n", "BIGINT"), ("odd", "BIGINT")]
     assert materialized.tags["dagster/data_version"] == snapshot.id
     assert (check.check_name, check.passed) == ("no_quarantined_records", False)
-    assert any("3 records, 2 written in 2 parts, 1 quarantined" in text for text in said)
+    assert any("3 records, 2 written in 2 parts, 1 quarantined" in text for text in texts)
 
     assert not failed.success
     line = f"backfill: TableNotFound: {tmp_path / 'nothing'}: "
@@ -137,16 +135,8 @@ def test_executors_with_only_the_dependencies_get_icedb_as_a_wheel(spark_home: P
     table = str(tmp_path / "events")
     with standalone(tmp_path, env) as master:
         arguments = f"--table|{table}|--input|{source}|--create|--partition-by|n % 2 AS odd|--sort-by|n"
-        command = submitted(
-            spark_home,
-            merge,
-            {"spark.executor.memory": "512m"},
-            "--master",
-            master,
-            "--py-files",
-            str(wheel),
-            arguments,
-        )
+        words = ("--master", master, "--py-files", str(wheel), arguments)
+        command = submitted(spark_home, merge, {"spark.executor.memory": "512m"}, *words)
         done = subprocess.run(
             command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM_SECONDS_MAX
         )
@@ -188,6 +178,6 @@ def test_a_full_disk_is_one_line(spark_home: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    *_, line = done.stdout.splitlines()  # spark-submit gives what a Python program says on stderr to stdout
+    *_, line = done.stdout.splitlines()  # spark-submit prints the stderr of a Python program on stdout
     assert line.startswith(f"ingest_events: SparkJobFailed: {table.uri}: a Spark task found no space left"), line
     assert table.snapshot().parts == ()

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]  # the sessio
 PROGRAMS = {module.NAME: module for module in (backfill, export_table, ingest_events, merge_table, stream_events)}
 COLUMNS = {"ts": "TIMESTAMP WITH TIME ZONE", "user": "BIGINT", "amount": "DECIMAL(9,2)"}
 GOOD = [{"ts": f"2026-01-0{day}T12:00:00Z", "user": day, "amount": 1.25} for day in (1, 2, 3)]
-#: Lines that are no records, and what is said of each.
+#: Invalid lines, and the reason of each.
 BAD = {
     "no json": "is not JSON (JSON is malformed: invalid character (byte 4))",
     '{"user": 7} {"user": 8}': "is not JSON (JSON is malformed: trailing characters (byte 13))",
@@ -84,19 +84,16 @@ def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return {name: " ".join(values) for name, *values in map(str.split, lines)}
 
 
-def test_the_commands_that_the_page_shows_are_ones_that_the_programs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_accept_the_commands_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAAS", "a secret")
-    shown = [block.replace("\\\n", " ") for block in blocks(ROOT / "docs" / "spark-jobs.md", "sh")]
-    found = set()
-    for words in (shlex.split(line) for block in shown for line in block.splitlines()):
+    commands = [block.replace("\\\n", " ") for block in blocks(ROOT / "docs" / "spark-jobs.md", "sh")]
+    names = set()
+    for words in (shlex.split(line) for block in commands for line in block.splitlines()):
         for name, program in PROGRAMS.items():
             if f"{name}.py" in words:
                 program.arguments().parse_args(words[words.index(f"{name}.py") + 1 :])
-                found.add(name)
-    assert found == PROGRAMS.keys()
-
-
-# ------------------------------------------------------------------------------------------ ingest_events
+                names.add(name)
+    assert names == PROGRAMS.keys()
 
 
 @pytest.mark.s3
@@ -116,12 +113,7 @@ def test_files_in_a_bucket_are_one_commit_and_bad_records_are_quarantined_once(
 
     assert ingest_events.main(command) == 0
     count = figures(capsys)
-    assert (count["files"], count["rows_read"], count["rows_written"], count["rows_quarantined"]) == (
-        "2",
-        "12",
-        "4",
-        "8",
-    )
+    assert [count[name] for name in ("files", "rows_read", "rows_written", "rows_quarantined")] == ["2", "12", "4", "8"]
     assert (count["quarantine"], count["snapshot_id"]) == (f"{s3.uri}_quarantine", table.snapshot().id)
     assert users(table) == [1, 2, 3, 9]
     quarantine = Table.open(f"{s3.uri}_quarantine")
@@ -137,7 +129,7 @@ def test_files_in_a_bucket_are_one_commit_and_bad_records_are_quarantined_once(
     assert table.verify(deep=True).ok
 
 
-def test_a_bad_record_fails_the_job_with_a_line_that_quotes_it(
+def test_a_bad_record_fails_the_job_with_its_line(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_lines(tmp_path / "raw.jsonl", [*GOOD, *BAD])
@@ -185,9 +177,7 @@ def test_a_table_is_created_from_parquet_and_from_lines_without_a_schema(
     assert Table.open(lines).schema() == {"n": "BIGINT", "of": "STRUCT(x DOUBLE)", "tags": "VARCHAR[]"}
 
 
-def test_invalid_arguments_have_status_2_and_no_secret_is_printed(
-    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_arguments_print_no_secret(events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write_lines(tmp_path / "raw.jsonl", GOOD))
     command = ["--input", path, "--table", events.uri]
     assert ingest_events.main([*command, "--storage-option", "AWS_SECRET_ACCESS_KEY=hidden"]) == 2
@@ -238,12 +228,7 @@ def test_an_unreachable_store_is_one_line(
     assert table.snapshot().parts == ()
 
 
-# ------------------------------------------------------------------------------------------ the others
-
-
-def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
-    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_merged_and_exported(events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for user in range(6):
         events.insert([{"ts": datetime(2026, 1, 1 + user % 2, tzinfo=UTC), "user": user}])
     then = events.snapshot()
@@ -253,12 +238,7 @@ def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
     assert (count["groups_to_merge"], count["parts_to_merge"], count["table_parts"]) == ("2", "6", "6")
     assert merge_table.main(command) == 0
     count = figures(capsys)
-    assert (count["passes"], count["parts_merged"], count["new_parts"], count["groups_remaining"]) == (
-        "2",
-        "6",
-        "2",
-        "0",
-    )
+    assert [count[n] for n in ("passes", "parts_merged", "new_parts", "groups_remaining")] == ["2", "6", "2", "0"]
     assert (users(events), len(events.snapshot().parts)) == ([*range(6)], 2)
 
     events.insert([{"ts": datetime(2026, 1, 1, tzinfo=UTC), "user": 6}])
@@ -274,7 +254,7 @@ def test_a_table_is_merged_until_nothing_is_left_and_exported_as_it_was(
     assert f"'{output}' is not empty" in last_line(capsys)
 
 
-def test_a_stream_is_written_once_continues_and_stops_on_a_signal(
+def test_a_stream_continues_and_stops_on_a_signal(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
@@ -315,23 +295,13 @@ def once_there(condition: Callable[[], bool], do: Callable[[], None]) -> threadi
     return thread
 
 
-def test_a_failed_backfill_continues_after_the_finished_partitions(
-    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_backfill_continues(events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events.insert([{"ts": datetime(2026, 1, day, tzinfo=UTC), "user": 100 + day} for day in (1, 2, 3, 4)])
     raw = tmp_path / "raw"
     for day in (1, 2):
         write_lines(raw / "2026" / f"0{day}" / "a.jsonl", GOOD[day - 1 : day])
-    command = [
-        "--table",
-        events.uri,
-        "--from",
-        "2026-01-01",
-        "--to",
-        "2026-01-03",
-        "--progress",
-        str(tmp_path / "done"),
-    ]
+    days = ["--from", "2026-01-01", "--to", "2026-01-03"]
+    command = ["--table", events.uri, *days, "--progress", str(tmp_path / "done")]
     command += ["--partition", "day={date:%Y-%m-%d}", "--input", f"{raw}/{{date:%Y/%d}}/*.jsonl"]
     assert backfill.main(command) == 1
     assert f"no file matches '{raw}/2026/03/*.jsonl'" in last_line(capsys)
@@ -343,8 +313,8 @@ def test_a_failed_backfill_continues_after_the_finished_partitions(
     count = figures(capsys)
     assert (count["partitions_done"], count["partitions_skipped"], count["rows_written"]) == ("1", "2", "1")
     assert users(events) == [1, 2, 3, 104]
-    kept = {p.key for p in before.parts if "2026-01-03" not in p.key}
-    assert kept <= {p.key for p in events.snapshot().parts}  # nothing was written twice
+    keys = {p.key for p in before.parts if "2026-01-03" not in p.key}
+    assert keys <= {p.key for p in events.snapshot().parts}  # nothing was written twice
 
     copy = Table.create(tmp_path / "lake" / "copy", partition_by=["strftime(ts, '%Y-%m-%d') AS d"])
     command = ["--table", copy.uri, "--from", "2026-01-03", "--to", "2026-01-05", "--progress", str(tmp_path / "done")]

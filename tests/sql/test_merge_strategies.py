@@ -1,4 +1,4 @@
-"""Ready-made merging tables: what merges make of them, and `final`, which gives the same before anything is merged."""
+"""Ready-made merging tables: the rows after merges, and `final`, which has the same rows before them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.sql.merge_strategies import check_merging, merge_sql, seeds
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
+from icedb.storage.parts import Part
 from icedb.testing import ClockedStore, ManualClock, check_sound
 from icedb.transaction.open_table import create_handle, open_handle
-from icedb.transaction.table_handle import Part
 
 Row = dict[str, Any]
 
 
 def make(place: Any, **options: Any) -> Table:
-    """A table with this spec."""
+    """Create a table with this spec."""
     store = open_store(parse_location(place.uri, place.storage_options))
     return Table(create_handle(store, TableSpec(id="test", **options)))
 
@@ -61,7 +61,7 @@ def test_dedup_keeps_one_row_of_each_key(place: Any) -> None:
     check_sound(table.handle.store)
 
 
-def test_rows_that_are_sent_again_with_their_ids_are_kept_once(memory: Any) -> None:
+def test_rows_that_are_inserted_again_with_their_ids_are_kept_once(memory: Any) -> None:
     table = make(memory, row_id=True, merging=Dedup(by=("_row_id",)))
     table.insert([{"k": 1}, {"k": 1}])
     table.insert(table.query("FROM t").to_arrow_table())
@@ -100,13 +100,15 @@ def test_aggregating_sums_counts_and_bounds(place: Any) -> None:
     table.merge()
     assert rows_of(table, "t", columns) == rows_of(table, "final", columns) == expected
     table.insert([{**one, "n": 7}])
-    assert rows_of(table, "final", columns)[0] == (1, 10, "a", 1.5, 15, Decimal("6.00"), "x"), "a count may be brought"
+    assert rows_of(table, "final", columns)[0] == (1, 10, "a", 1.5, 15, Decimal("6.00"), "x"), (
+        "a batch may bring a count"
+    )
     table.merge()
     assert rows_of(table, "t", columns)[0][1] == 10
     assert table.schema() == types, "a sum of BIGINT is a HUGEINT, and no column becomes one"
 
 
-def test_a_row_that_another_program_wrote_without_a_count_counts_as_one(memory: Any) -> None:
+def test_a_row_without_a_count_counts_as_one(memory: Any) -> None:
     table = make(memory, merging=Aggregating(by=("k",), count="n"))
     table.insert([{"k": 1}])
     table.insert(pa.table({"k": [1], "n": pa.array([None], pa.int64())}))
@@ -116,7 +118,7 @@ def test_a_row_that_another_program_wrote_without_a_count_counts_as_one(memory: 
 
 
 @pytest.mark.parametrize("type_", ["BIGINT", "UTINYINT", "DECIMAL(4,1)"])
-def test_a_sum_that_its_column_cannot_hold_is_an_error_and_loses_nothing(memory: Any, type_: str) -> None:
+def test_a_sum_beyond_its_column_raises_and_loses_nothing(memory: Any, type_: str) -> None:
     table = make(memory, merging=Aggregating(by=("k",), sum=("much",)))
     greatest = {"BIGINT": 2**63 - 1, "UTINYINT": 255, "DECIMAL(4,1)": Decimal("999.9")}[type_]
     batch = duckdb.sql(f"SELECT 1 AS k, CAST({greatest} AS {type_}) AS much").to_arrow_table()
@@ -145,7 +147,7 @@ def test_fractions_are_summed_in_the_precision_of_their_column(memory: Any) -> N
 
 
 @pytest.mark.long
-def test_final_is_t_where_nothing_is_merged_away(place: Any) -> None:
+def test_final_equals_t_without_merging(place: Any) -> None:
     table = make(place, partition_by=("k % 2 AS odd",))
     assert table.snapshot().to_arrow(final=True).num_rows == 0
     table.insert([{"k": n % 3} for n in range(5)])
@@ -155,7 +157,7 @@ def test_final_is_t_where_nothing_is_merged_away(place: Any) -> None:
 
 
 @pytest.mark.long
-def test_final_has_the_columns_of_t_and_takes_part_in_any_query(memory: Any) -> None:
+def test_final_has_the_columns_of_t_in_any_query(memory: Any) -> None:
     table = make(memory, partition_by=("n // 10 AS tens",), merging=Dedup(by=("n",)))
     table.insert([{"n": 5, "v": [1]}, {"n": 15, "v": None}])
     table.insert([{"n": 5, "v": [1]}])
@@ -164,7 +166,9 @@ def test_final_has_the_columns_of_t_and_takes_part_in_any_query(memory: Any) -> 
         "SELECT (SELECT count(*) FROM t), count(*) FROM FINAL AS f JOIN t USING (n)"
     ).fetchall()
     assert (before, after) == (3, 3)
-    assert table.query("WITH final AS (SELECT 7 AS seven) FROM final").fetchall() == [(7,)], "a name of the query's own"
+    assert table.query("WITH final AS (SELECT 7 AS seven) FROM final").fetchall() == [(7,)], (
+        "the query defines the name"
+    )
     assert table.query("SELECT 1 AS final FROM t LIMIT 1").fetchall() == [(1,)]
     assert rows_of(table, "final", where="tens = 0") == [(5, [1], 0)]
     assert table.snapshot().to_arrow(["n"], final=True).num_rows == 2
@@ -180,7 +184,7 @@ def test_final_of_an_empty_table_is_empty(memory: Any) -> None:
     assert table.query("FROM final").columns == ["n"]
 
 
-def test_a_merge_query_of_ones_own_has_no_final(memory: Any) -> None:
+def test_a_table_with_a_merge_query_has_no_final(memory: Any) -> None:
     table = make(memory, merge_query="SELECT DISTINCT * FROM source_files")
     table.insert([{"n": 1}])
     assert table.query("SELECT n AS final FROM t").fetchall() == [(1,)]
@@ -189,7 +193,7 @@ def test_a_merge_query_of_ones_own_has_no_final(memory: Any) -> None:
 
 
 @pytest.mark.long
-def test_keys_are_unique_within_a_path_also_when_a_column_hides_it(memory: Any) -> None:
+def test_keys_are_unique_within_a_path_although_a_column_hides_it(memory: Any) -> None:
     """The partition column `city` is lower case, the data column of that name is not, and a query sees the latter."""
     table = make(memory, partition_by=("lower(city) AS city",), merging=Dedup(by=("k",)))
     table.insert([{"city": "Oslo", "k": 1}, {"city": "oslo", "k": 1}, {"city": "Rome", "k": 1}])
@@ -208,9 +212,7 @@ def test_keys_are_unique_within_a_path_also_when_a_column_hides_it(memory: Any) 
         (Aggregating(by=("k",), max=("v",)), [(1, 13, 1), (1, 14, 1), (2, 20, 2)]),
     ],
 )
-def test_after_a_change_of_the_partitioning_merges_and_final_still_agree(
-    memory: Any, merging: Merging, expected: list[Any]
-) -> None:
+def test_merges_and_final_agree_after_a_new_partitioning(memory: Any, merging: Merging, expected: list[Any]) -> None:
     """Rows of the older partitioning are merged among themselves."""
     table = make(memory, merging=merging)
     table.insert([{"k": 1, "v": 10}, {"k": 2, "v": 20}])
@@ -225,7 +227,7 @@ def test_after_a_change_of_the_partitioning_merges_and_final_still_agree(
 
 
 @pytest.mark.long
-def test_a_column_that_comes_later_changes_no_choice(memory: Any) -> None:
+def test_a_later_column_does_not_change_which_row_is_kept(memory: Any) -> None:
     table = make(memory, merging=Dedup(by=("k",)))
     table.insert([{"k": 1, "b": 2}, {"k": 1, "b": 1}])
     table.insert([{"k": 1, "b": 3}])
@@ -237,7 +239,7 @@ def test_a_column_that_comes_later_changes_no_choice(memory: Any) -> None:
     assert rows_of(table, "t", "k, a, b") == expected == [(1, 0, 9)]
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------ rejected mergings
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_a_column_that_comes_later_changes_no_choice(memory: Any) -> None:
         (Aggregating(by=("a",), count="c"), "partitioned by 'c'"),
     ],
 )
-def test_what_no_merging_table_can_be_is_refused(merging: Merging, message: str) -> None:
+def test_an_invalid_merging_is_rejected(merging: Merging, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         check_merging(merging, table="s3://b/t", partition_inputs=frozenset({"c"}))
 
@@ -273,12 +275,12 @@ def test_what_no_merging_table_can_be_is_refused(merging: Merging, message: str)
         (Aggregating(by=("a",), any=("s",)), InvalidBatch, "its merging does not name the column 'd'"),
     ],
 )
-def test_what_does_not_fit_the_columns_is_refused(merging: Merging, error: type[Exception], message: str) -> None:
+def test_a_merging_of_unsuitable_columns_is_rejected(merging: Merging, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_merging(merging, table="s3://b/t", columns={"a": "BIGINT", "s": "VARCHAR", "d": "DECIMAL(9,2)"})
 
 
-def test_names_are_identifiers_and_never_sql() -> None:
+def test_column_names_are_quoted_identifiers() -> None:
     name = 'a" OR 1=1; --'
     columns = {name: "BIGINT", "it's": "BIGINT"}
     sql = merge_sql(Aggregating(by=(name,), sum=("it's",)), columns, table="t")
@@ -287,7 +289,7 @@ def test_names_are_identifiers_and_never_sql() -> None:
         assert con.execute(sql).fetchall() == [(1, 2)]
 
 
-def test_a_column_without_a_purpose_is_refused_before_anything_is_written(memory: Any) -> None:
+def test_a_column_that_the_merging_does_not_name_is_rejected(memory: Any) -> None:
     table = make(memory, merging=Aggregating(by=("k",), sum=("s",)))
     before = table.handle.store.list("")
     with pytest.raises(InvalidBatch, match=r"memory://.*its merging does not name the column 'other'"):
@@ -295,14 +297,14 @@ def test_a_column_without_a_purpose_is_refused_before_anything_is_written(memory
     assert table.handle.store.list("") == before
 
 
-def test_what_is_seeded() -> None:
+def test_only_missing_counts_are_seeded() -> None:
     assert seeds(Aggregating(by=("k",), count="n"), ["k"]) == {"n": "1::BIGINT"}
     assert (
         seeds(Aggregating(by=("k",), count="n"), ["k", "n"]) == seeds(Dedup(by=("k",)), ["k"]) == seeds(None, []) == {}
     )
 
 
-# ------------------------------------------------------------------------------------------ any rows, any merges
+# ------------------------------------------------------------------------------------------ random rows and merges
 
 SMALL = st.one_of(st.none(), st.integers(0, 2))
 ROW = st.fixed_dictionaries({"p": st.integers(0, 1), "k": SMALL, "j": SMALL, "v": SMALL, "w": SMALL})
@@ -310,7 +312,7 @@ ROWS = st.lists(ROW, min_size=1, max_size=6)
 
 
 def least(rows: Sequence[Row], columns: Sequence[str]) -> Row:
-    """The first row in the order of these columns, null last."""
+    """Return the first row in the order of these columns, null last."""
     return min(rows, key=lambda r: [(r[c] is None, r[c]) for c in columns])
 
 
@@ -329,7 +331,7 @@ def aggregate_of(rows: Sequence[Row]) -> Row:
 
 
 def of_each_key(rows: Sequence[Row], choose: Callable[[Sequence[Row]], Row]) -> list[list[Any]]:
-    """What is left, as the model says."""
+    """Return the rows that the model keeps."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["p"], row["k"], row["j"]), []).append(row)
@@ -338,7 +340,7 @@ def of_each_key(rows: Sequence[Row], choose: Callable[[Sequence[Row]], Row]) -> 
 
 
 class MergingMachine(RuleBasedStateMachine):
-    """Batches, and merges of any parts of a partition in between: `final` is always what the model says."""
+    """Batches, with merges of any parts of a partition between them: `final` always equals the model."""
 
     merging: Merging = Dedup(by=("k", "j"))
     choose: Callable[[Sequence[Row]], Row] = staticmethod(dedup_of)
@@ -383,14 +385,14 @@ class MergingMachine(RuleBasedStateMachine):
         return sorted(([*row] for row in self.table.query(f"SELECT {columns} FROM {relation}").fetchall()), key=repr)
 
     @invariant()
-    def final_is_what_the_model_says(self) -> None:
+    def final_equals_the_model(self) -> None:
         if self.rows:
             assert self.answer("final") == of_each_key(self.rows, self.choose)
 
     def teardown(self) -> None:
         if not self.rows:
             return
-        # A part alone is not merged: one more in each partition.
+        # A single part is not merged, so insert one more into each partition.
         self.insert([{"p": p, "k": 9, "j": 9, "v": 9, "w": 9} for p in (0, 1)])
         self.table.merge()
         assert len(self.live()) == len(self.table.snapshot().parts) == 2
@@ -410,7 +412,7 @@ class AggregatingMachine(MergingMachine):
 
 @pytest.mark.long
 @pytest.mark.parametrize("machine", [MergingMachine, ReplacingMachine, AggregatingMachine])
-def test_any_batches_and_any_merges(machine: type[MergingMachine]) -> None:
+def test_random_batches_and_merges(machine: type[MergingMachine]) -> None:
     case = machine.TestCase
     case.settings = settings(
         max_examples=6, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)

@@ -1,4 +1,4 @@
-"""What a query gives: rows, frames and a table to look at, and errors that say what became of a part."""
+"""The result of a query: rows, frames, a printed table, and errors that name a deleted part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def result(table: Table) -> QueryResult:
     return table.query("SELECT * FROM t ORDER BY n")
 
 
-def test_rows_come_as_tuples_all_at_once_or_one_by_one(result: QueryResult) -> None:
+def test_rows_are_fetched_as_tuples_all_at_once_or_one_by_one(result: QueryResult) -> None:
     assert (result.columns, result.types) == (["n", "text"], ["BIGINT", "VARCHAR"])
     assert result.fetchone() == (0, "é0")
     assert result.fetchmany(1) == [(1, "é1")]
@@ -40,18 +40,18 @@ def test_rows_come_as_tuples_all_at_once_or_one_by_one(result: QueryResult) -> N
     assert list(result.relation.limit(2).fetchall()) == [(0, "é0"), (1, "é1")]
 
 
-def test_it_can_be_iterated(table: Table) -> None:
+def test_a_result_can_be_iterated(table: Table) -> None:
     assert [n for n, _ in table.query("SELECT * FROM t ORDER BY n")] == [0, 1, 2]
 
 
-def test_it_prints_as_a_table(result: QueryResult, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_prints_as_a_table(result: QueryResult, capsys: pytest.CaptureFixture[str]) -> None:
     assert "│ é1" in repr(result)
     assert "varchar" in str(result)
     result.show()
     assert "é2" in capsys.readouterr().out
 
 
-def test_it_becomes_a_frame_of_every_kind(result: QueryResult) -> None:
+def test_a_result_converts_to_every_kind_of_frame(result: QueryResult) -> None:
     assert result.to_arrow().to_pylist() == ROWS
     assert result.to_polars().to_dicts() == ROWS
     assert result.to_pandas().to_dict("records") == ROWS
@@ -61,7 +61,7 @@ def test_it_becomes_a_frame_of_every_kind(result: QueryResult) -> None:
     assert result.to_arrow_reader(2).read_all().to_pylist() == ROWS
 
 
-def test_it_is_an_arrow_stream_for_whoever_takes_one(table: Table, result: QueryResult, local: Place) -> None:
+def test_a_result_is_an_arrow_stream(table: Table, result: QueryResult, local: Place) -> None:
     assert pa.table(result).to_pylist() == ROWS
     assert pl.DataFrame(result).to_dicts() == ROWS
     assert duckdb.sql("SELECT sum(n) FROM result").fetchall() == [(3,)]
@@ -70,7 +70,7 @@ def test_it_is_an_arrow_stream_for_whoever_takes_one(table: Table, result: Query
     assert other.query("SELECT * FROM t ORDER BY n").fetchall() == [(r["n"], r["text"]) for r in ROWS]
 
 
-def test_types_that_arrow_lacks_arrive_in_another_table(local: Place) -> None:
+def test_types_that_arrow_lacks_are_inserted_into_another_table(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert(duckdb.sql("SELECT uuid() AS id, [uuid()] AS ids, '{}'::JSON AS json"))
     other = Table.create(local.below("other").uri)
@@ -78,7 +78,7 @@ def test_types_that_arrow_lacks_arrive_in_another_table(local: Place) -> None:
     assert other.schema() == table.schema()
 
 
-def test_what_duckdb_makes_of_it_is_such_a_result_again(result: QueryResult) -> None:
+def test_relation_methods_return_results(result: QueryResult) -> None:
     again = result.filter("n > 0").order("n DESC")
     assert isinstance(again, QueryResult)
     assert again.fetchall() == [(2, "é2"), (1, "é1")]
@@ -89,20 +89,20 @@ def test_what_duckdb_makes_of_it_is_such_a_result_again(result: QueryResult) -> 
 
 
 @pytest.mark.long
-def test_what_is_read_bit_by_bit_is_whole_whatever_else_is_asked_meanwhile(local: Place) -> None:
+def test_a_result_is_read_completely_while_others_use_it(local: Place) -> None:
     table = Table.create(local.uri)
     table.insert(duckdb.sql("SELECT n FROM range(60_000) AS r(n)"))
     table.insert(duckdb.sql("SELECT n FROM range(60_000, 100_000) AS r(n)"))
     for result in (table.query("FROM t"), table.query("FROM t").filter("n >= 0")):
         reader = result.to_arrow_reader(1_000)
         read = reader.read_next_batch().num_rows
-        seen = 0
+        count = 0
         for _ in result:
-            seen += 1
-            if seen % 30_000 == 1:
+            count += 1
+            if count % 30_000 == 1:
                 assert repr(result).count("int64") == 1
                 assert len(result.filter("n < 3").fetchall()) == 3
-        assert seen == 100_000
+        assert count == 100_000
         assert result.fetchone() is not None
         assert result.to_arrow().num_rows == 100_000
         assert len(result.fetchall()) == 99_999
@@ -110,38 +110,42 @@ def test_what_is_read_bit_by_bit_is_whole_whatever_else_is_asked_meanwhile(local
         assert read + sum(batch.num_rows for batch in reader) == 100_000
 
 
-def test_arguments_go_to_duckdb(result: QueryResult) -> None:
+def test_arguments_are_passed_to_duckdb(result: QueryResult) -> None:
     assert result.pl(lazy=True).collect().height == 3
     assert result.df(date_as_object=True).shape == (3, 2)
     assert result.fetchmany(size=2) == [(0, "é0"), (1, "é1")]
     assert {"to_polars", "aggregate"} <= set(dir(result))
 
 
-@pytest.mark.parametrize("sql", ["", "SET threads = 1", "SELECT 1; SELECT 2", "COPY t TO '/tmp/icedb-not-there.csv'"])
-def test_what_is_not_one_query_is_refused_before_it_runs(table: Table, sql: str) -> None:
-    with pytest.raises(InvalidOption, match="returns no rows"):
+@pytest.mark.parametrize(
+    "sql", ["", "-- nothing", "SET threads = 1", "SELECT 1; SELECT 2", "COPY t TO '/tmp/icedb-not-there.csv'"]
+)
+def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, sql: str) -> None:
+    with pytest.raises(InvalidOption, match="returns no rows, or is not one SELECT"):
         table.query(sql)
     assert not Path("/tmp/icedb-not-there.csv").exists()
 
 
 @pytest.mark.parametrize(
-    "sql", ["EXPLAIN FROM t", "DESCRIBE t", "SUMMARIZE t", "PIVOT t ON n USING count(*)", "VALUES (1)"]
-)
-def test_whatever_gives_rows_is_a_query(table: Table, sql: str) -> None:
+    "sql",
+    ["EXPLAIN FROM t", "EXPLAIN ANALYZE FROM t", "DESCRIBE t", "SUMMARIZE t", "PIVOT t ON n USING count(*)",
+     "VALUES (1)"],
+)  # fmt: skip
+def test_a_statement_that_returns_rows_is_a_query(table: Table, sql: str) -> None:
     assert table.query(sql).fetchall()
     assert list(table.query(sql))
 
 
 @pytest.mark.long
-def test_a_column_is_of_its_type_whether_one_part_is_read_or_several(local: Place) -> None:
-    """Of parts whose type is another than the table's, which other programs may leave."""
-    stories = [
+def test_a_column_has_its_type_if_one_part_or_several_are_read(local: Place) -> None:
+    """Other programs may leave parts with another type than the table."""
+    types = [
         ("2.5::DOUBLE", "BIGINT"),
         ("'7'", "BIGINT"),
         ("7::BIGINT", "INTEGER"),
         ("{'a': 1, 'b': 2}", "STRUCT(a BIGINT)"),
     ]
-    for n, (stored, type_) in enumerate(stories):
+    for n, (stored, type_) in enumerate(types):
         table = Table.create(local.below(f"stored{n}").uri)
         for _ in range(2):
             table.insert(duckdb.sql(f"SELECT CAST({stored} AS {type_}) AS v"))
@@ -152,20 +156,20 @@ def test_a_column_is_of_its_type_whether_one_part_is_read_or_several(local: Plac
         assert snapshot.query("SELECT typeof(v), v FROM t").fetchall() == one * 2
 
 
-def test_a_part_that_is_gone_when_rows_are_read_is_told(shared_place: Place) -> None:
+def test_a_part_that_is_deleted_before_rows_are_read_raises_missing_part(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
-    for _ in range(2):  # of two, none is opened before somebody asks
+    for _ in range(2):  # with two parts, none is opened before a fetch
         table.insert(ROWS)
     part, _ = table.snapshot().parts
     result = table.query("FROM t")
     table.handle.store.delete([part.key])
-    for ask in (result.fetchall, result.to_arrow, result.to_polars, lambda: repr(result), lambda: pa.table(result)):
-        with pytest.raises(MissingPart, match=part.key.rpartition("/")[2]) as told:
-            ask()
-        assert told.value.__cause__ is None
+    for fetch in (result.fetchall, result.to_arrow, result.to_polars, lambda: repr(result), lambda: pa.table(result)):
+        with pytest.raises(MissingPart, match=part.key.rpartition("/")[2]) as caught:
+            fetch()
+        assert caught.value.__cause__ is None
 
 
-def test_a_part_that_cleanup_took_is_told_as_that(shared_place: Place) -> None:
+def test_a_part_that_cleanup_deleted_raises_snapshot_expired(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
     for _ in range(2):
         table.insert(ROWS)
@@ -177,9 +181,7 @@ def test_a_part_that_cleanup_took_is_told_as_that(shared_place: Place) -> None:
 
 
 @pytest.mark.parametrize("package", ["polars", "pandas"])
-def test_a_frame_whose_package_is_not_there_names_the_extra(
-    result: QueryResult, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
+def test_a_missing_package_names_its_extra(result: QueryResult, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=rf"pip install 'icedb-dagster\[{package}\]'"):
         getattr(result, f"to_{package}")()

@@ -1,4 +1,4 @@
-"""A sandbox is used again by the next small batch, and nothing of the last one is found there."""
+"""The next small batch reuses a sandbox, which has no data of the last one."""
 
 from __future__ import annotations
 
@@ -22,35 +22,39 @@ ROWS = pa.table({"n": [2, 1]})
 
 
 @pytest.fixture(autouse=True)
-def _none_is_kept() -> Iterator[None]:
+def _no_idle_sandbox() -> Iterator[None]:
     sandbox_pool._close_all()
     yield
     sandbox_pool._close_all()
 
 
+@pytest.fixture
+def table(memory: Any) -> icedb.Table:
+    return icedb.Table.create(memory.uri, partition_by=["n"], sort_by=["n"])
+
+
 def roots() -> list[duckdb.DuckDBPyConnection]:
-    return [idle.root for idle in given_limits()]
+    return [idle.root for idle in idle_with_limits()]
 
 
-def given_limits() -> list[sandbox_pool._Idle]:
-    """Those of inserts, and not those of mere questions."""
+def idle_with_limits() -> list[sandbox_pool._Idle]:
+    """Return the idle sandboxes of inserts, without scratch connections."""
     return [idle for idle in sandbox_pool._idle if (idle.memory_bytes, idle.threads) != (None, None)]
 
 
-def test_a_small_batch_uses_what_the_last_one_used(memory: Any) -> None:
-    table = icedb.Table.create(memory.uri, partition_by=["n"], sort_by=["n"])
+def test_a_small_batch_reuses_the_sandbox_of_the_last_one(table: icedb.Table) -> None:
     table.insert(ROWS)
     first = roots()
     table.insert(ROWS)
     assert len(first) == 1
     assert roots() == first
-    [idle] = given_limits()
+    [idle] = idle_with_limits()
     assert [file for file in idle.folder.rglob("*") if file.is_file()] == []
     assert idle.root.execute("SELECT count(*) FROM duckdb_tables()").fetchall() == [(0,)]
     assert table.query("SELECT n, count(*) FROM t GROUP BY n ORDER BY n").fetchall() == [(1, 2), (2, 2)]
 
 
-def test_each_has_one_alone(tmp_path: Path) -> None:
+def test_concurrent_users_have_separate_sandboxes(tmp_path: Path) -> None:
     with sandbox(None, memory_bytes=None, threads=1) as one, sandbox(None, memory_bytes=None, threads=1) as other:
         assert one.folder != other.folder
         one.con.execute("CREATE TABLE staged AS SELECT 1 AS n")
@@ -58,7 +62,7 @@ def test_each_has_one_alone(tmp_path: Path) -> None:
             other.con.execute("FROM staged")
         one.kept = other.kept = True
     [kept] = sandbox_pool._idle
-    assert kept.folder == other.folder, "the other has a table that was left behind"
+    assert kept.folder == other.folder, "the other has a leftover table"
     assert not one.folder.exists()
     with sandbox(None, memory_bytes=None, threads=2) as third:
         assert third.folder != kept.folder
@@ -68,41 +72,39 @@ def test_each_has_one_alone(tmp_path: Path) -> None:
     assert not fourth.folder.exists()
 
 
-def test_what_the_last_one_registered_is_gone() -> None:
+def test_a_reused_sandbox_has_no_earlier_relations() -> None:
     for _ in range(2):
         with sandbox(None, memory_bytes=None, threads=1) as one:
             with pytest.raises(duckdb.CatalogException):
-                one.con.execute("FROM given")
-            one.con.register("given", ROWS.to_reader())
-            one.con.execute("CREATE TEMP TABLE aside AS FROM given")
+                one.con.execute("FROM batch")
+            one.con.register("batch", ROWS.to_reader())
+            one.con.execute("CREATE TEMP TABLE aside AS FROM batch")
             one.kept = True
     assert len(roots()) == 1
 
 
-def test_after_an_error_it_is_not_used_again(memory: Any) -> None:
-    table = icedb.Table.create(memory.uri, sort_by=["n"])
+def test_a_sandbox_is_not_reused_after_an_error(table: icedb.Table) -> None:
     with pytest.raises(InvalidBatch):
         table.insert(pa.table({"_partition": [1], "n": [1]}))
     assert roots() == []
 
 
-def test_after_a_query_of_the_tables_it_is_not_used_again(memory: Any) -> None:
+def test_a_sandbox_is_not_reused_after_a_query_of_the_table(memory: Any) -> None:
     table = icedb.Table.create(memory.uri, sort_by=["n"], insert_query="SELECT n + 1 AS n FROM _rows")
     table.insert(ROWS)
     assert roots() == []
 
 
-def test_after_a_large_batch_it_is_not_used_again(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_is_not_reused_after_a_large_batch(table: icedb.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_REUSE_BYTES_MAX", 16)
-    icedb.Table.create(memory.uri, sort_by=["n"]).insert(ROWS)
+    table.insert(ROWS)
     assert roots() == []
 
 
 @pytest.mark.process
-def test_a_process_that_forks_has_none(memory: Any) -> None:
-    table = icedb.Table.create(memory.uri, sort_by=["n"])
+def test_a_forked_process_has_no_sandboxes(table: icedb.Table) -> None:
     table.insert(ROWS)
-    [idle] = sandbox_pool._idle
+    [idle] = idle_with_limits()
     child = os.fork()
     if not child:
         os._exit(len(sandbox_pool._idle))
@@ -111,32 +113,31 @@ def test_a_process_that_forks_has_none(memory: Any) -> None:
     assert not idle.folder.exists()
 
 
-def test_without_its_folder_it_is_not_used_again(memory: Any) -> None:
-    table = icedb.Table.create(memory.uri, sort_by=["n"])
+def test_a_sandbox_without_its_folder_is_not_reused(table: icedb.Table) -> None:
     table.insert(ROWS)
-    [idle] = sandbox_pool._idle
+    [idle] = idle_with_limits()
     idle.folder.rmdir()
     assert table.insert(ROWS).rows == 2
     assert idle.root not in roots()
 
 
-def test_a_question_leaves_nothing_to_the_next() -> None:
+def test_a_scratch_connection_has_no_earlier_relations() -> None:
     sandbox_pool._close_all()
     with sandbox_pool.scratch_connection() as con:
         con.execute("CREATE TEMP TABLE v AS SELECT 1 AS n")
         con.execute("BEGIN")
-        con.register("given", pa.table({"n": [1]}))
+        con.register("batch", pa.table({"n": [1]}))
     [idle] = sandbox_pool._idle
     with sandbox_pool.scratch_connection() as con:
         assert not sandbox_pool._idle
-        for name in ("v", "given"):
+        for name in ("v", "batch"):
             with pytest.raises(duckdb.CatalogException):
                 con.execute(f"FROM {name}")
-        con.execute("CREATE TABLE stays AS SELECT 1 AS n")  # so this one is nobody's any more
+        con.execute("CREATE TABLE stays AS SELECT 1 AS n")  # so this sandbox is not reused
     assert idle not in sandbox_pool._idle
 
 
-def test_a_database_that_answers_no_more_is_not_kept() -> None:
+def test_a_closed_database_is_not_reused() -> None:
     sandbox_pool._close_all()
     with sandbox_pool.scratch_connection():
         pass
@@ -159,18 +160,17 @@ def test_the_signature_of_the_s3_extension_is_checked_once(monkeypatch: pytest.M
         return real(database, config=config)
 
     monkeypatch.setattr("duckdb.connect", connect)
-    for wanted in ({}, {"allow_unsigned_extensions": "true"}):  # the second trusts what DuckDB said to the first
+    for config in ({}, {"allow_unsigned_extensions": "true"}):  # the second relies on the check of the first
         con = connections.connect_reader(here)
-        assert made.pop() == wanted
+        assert made.pop() == config
         assert con.execute("SELECT current_setting('allow_unsigned_extensions')").fetchone() == (False,)
-        assert con.execute("SELECT loaded FROM duckdb_extensions() WHERE extension_name = 'httpfs'").fetchone() == (
-            True,
-        )
+        loaded = "SELECT loaded FROM duckdb_extensions() WHERE extension_name = 'httpfs'"
+        assert con.execute(loaded).fetchone() == (True,)
         with pytest.raises(duckdb.InvalidInputException, match="while database is running"):
             con.execute("SET allow_unsigned_extensions = true")
 
 
-def test_a_connection_that_checks_nothing_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_signature_checks_marks_nothing_as_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_checked", set())
     connections.load_httpfs(duckdb.connect(config={"allow_unsigned_extensions": "true"}))
     assert not connections._checked

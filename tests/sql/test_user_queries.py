@@ -1,4 +1,4 @@
-"""Queries that somebody else wrote: what passes means the same as it did, what asks for more than its rows does not."""
+"""Queries of users: an accepted query keeps its meaning, and a query that reads more than its rows is rejected."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def check(text: str, *, also: tuple[str, ...] = (), v3: bool = False, relation: 
     return check_query(text, relation=relation, table="memory://t", what="insert_query", also=also, v3=v3)
 
 
-def answer(con: duckdb.DuckDBPyConnection, sql: str) -> tuple[list[tuple[str, str]], list[tuple[object, ...]]]:
-    """Names, types and rows."""
+def result_of(con: duckdb.DuckDBPyConnection, sql: str) -> tuple[list[tuple[str, str]], list[tuple[object, ...]]]:
+    """Return the names and types of the columns, and the rows."""
     described = [(str(name), str(type_)) for name, type_, *_ in con.execute(f"DESCRIBE {sql}").fetchall()]
     return described, con.execute(sql).fetchall()
 
@@ -135,23 +135,23 @@ def written(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("query", written(FINE))
-def test_what_is_generated_means_what_was_written(query: str, rows: duckdb.DuckDBPyConnection) -> None:
+def test_the_generated_query_has_the_result_of_the_original(query: str, rows: duckdb.DuckDBPyConnection) -> None:
     checked = check(query)
-    types, expected = answer(rows, query)
+    types, expected = result_of(rows, query)
     for sql in (checked.sql, check(checked.sql).sql, f"SELECT * FROM (\n{checked.sql}\n)"):
-        again, found = answer(rows, sql)
+        again, result = result_of(rows, sql)
         assert [type_ for _, type_ in again] == [type_ for _, type_ in types]
-        assert sorted(map(repr, found)) == sorted(map(repr, expected))  # some queries have no order
+        assert sorted(map(repr, result)) == sorted(map(repr, expected))  # some queries have no order
 
 
-def test_volatile_functions_pass(rows: duckdb.DuckDBPyConnection) -> None:
+def test_volatile_functions_are_accepted(rows: duckdb.DuckDBPyConnection) -> None:
     sql = check(
         "SELECT random(), now(), current_date, gen_random_uuid(), uuidv7(), today(), ago(INTERVAL 1 DAY) FROM _rows"
     )
     assert len(rows.execute(sql.sql).fetchall()) == 3
 
 
-def test_comments_are_not_kept() -> None:
+def test_comments_are_removed() -> None:
     assert check("SELECT a -- ; DROP TABLE _rows\nFROM _rows -- end").sql == "SELECT a FROM _rows"
 
 
@@ -188,7 +188,7 @@ V3 = """
 
 
 @pytest.mark.parametrize("query", written(V3))
-def test_what_v3_reads_the_parts_with_is_the_relation(query: str, rows: duckdb.DuckDBPyConnection) -> None:
+def test_the_table_functions_of_v3_become_the_relation(query: str, rows: duckdb.DuckDBPyConnection) -> None:
     assert rows.execute(check(query, v3=True).sql).fetchall() == [(3,)]
     if "?" in query or "$" in query:
         with pytest.raises(InvalidQuery, match="of table functions only"):
@@ -311,11 +311,11 @@ REFUSED = """
 
 @pytest.mark.parametrize("case", written(REFUSED))
 @pytest.mark.parametrize("v3", [False, True])
-def test_what_asks_for_more_than_its_rows_is_refused(case: str, v3: bool) -> None:
-    query, says = case.rsplit(" | ", 1)
+def test_a_query_that_reads_more_than_its_rows_is_rejected(case: str, v3: bool) -> None:
+    query, message = case.rsplit(" | ", 1)
     with pytest.raises(InvalidQuery) as caught:
         check(query, v3=v3)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("memory://t: insert_query ")
     assert "Write one SELECT over _rows" in str(caught.value)
 
@@ -341,7 +341,7 @@ def test_only_the_files_that_are_merged_can_be_read(query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "message"),
     [
         ("SELECT 1\0", "zero character"),
         ("SELECT '\ud800'", "half of a surrogate pair"),
@@ -358,34 +358,23 @@ def test_only_the_files_that_are_merged_can_be_read(query: str) -> None:
         ("SELECT 1 " + "UNION ALL SELECT 1 " * (QUERY_CHARS_MAX // 10), "is longer than"),
     ],
     ids=[
-        "zero",
-        "surrogate",
-        "empty",
-        "long s",
-        "omicron",
-        "quotes",
-        "blank",
-        "number",
-        "none",
-        "deep",
-        "parentheses",
-        "lists",
-        "long",
+        "zero", "surrogate", "empty", "long s", "omicron", "quotes", "blank", "number", "none", "deep",
+        "parentheses", "lists", "long",
     ],
-)
-def test_what_no_parser_should_have_to_read_is_refused(query: str, says: str) -> None:
-    with pytest.raises(InvalidQuery, match=says) as caught:
+)  # fmt: skip
+def test_an_unparseable_query_is_rejected(query: str, message: str) -> None:
+    with pytest.raises(InvalidQuery, match=message) as caught:
         check(query)
     assert len(str(caught.value)) < 1_000
 
 
 def functions(condition: str) -> list[str]:
     with connect_sandbox() as con:
-        found = con.execute(f"SELECT DISTINCT function_name FROM duckdb_functions() WHERE {condition} ORDER BY ALL")
-        return [str(name) for (name,) in found.fetchall()]
+        names = con.execute(f"SELECT DISTINCT function_name FROM duckdb_functions() WHERE {condition} ORDER BY ALL")
+        return [str(name) for (name,) in names.fetchall()]
 
 
-def test_of_all_table_functions_only_those_of_their_arguments_pass() -> None:
+def test_only_table_functions_of_their_arguments_are_accepted() -> None:
     names = functions("function_type IN ('table', 'table_macro')")
     assert set(names) > TABLE_FUNCTIONS
     for name in set(names) - TABLE_FUNCTIONS:
@@ -393,7 +382,7 @@ def test_of_all_table_functions_only_those_of_their_arguments_pass() -> None:
             check(f'SELECT * FROM "{name}"(1)')
 
 
-# What a new version of DuckDB adds has to be looked at: does the answer come of the arguments, time and chance alone?
+# Check what a new version of DuckDB adds: the result may depend only on the arguments, the time and chance.
 VOLATILE = """
     current_date error gen_random_uuid get_current_time get_current_timestamp now random today transaction_timestamp
     uuid uuidv4 uuidv7
@@ -401,20 +390,20 @@ VOLATILE = """
 
 
 def accepted(names: list[str]) -> set[str]:
-    found = set()
+    passed = set()
     for name in names:
         with contextlib.suppress(InvalidQuery):
             check(f'SELECT "{name}"(1)')
-            found.add(name)
-    return found
+            passed.add(name)
+    return passed
 
 
-def test_of_what_duckdb_calls_volatile_only_time_and_chance_pass() -> None:
+def test_only_volatile_functions_of_time_and_chance_are_accepted() -> None:
     names = functions("stability <> 'CONSISTENT' AND function_type = 'scalar'")
     assert accepted(names) == set(VOLATILE.split())
 
 
-def test_macros_that_look_into_the_catalog_are_refused() -> None:
+def test_macros_that_read_the_catalog_are_rejected() -> None:
     names = functions(r"function_type = 'macro' AND regexp_matches(macro_definition, '(SELECT|duckdb_|pragma_|sleep)')")
     assert "get_block_size" in names
     assert accepted(names) == set()
@@ -428,18 +417,18 @@ def test_macros_that_look_into_the_catalog_are_refused() -> None:
         "pg_conf_load_time()", "list_transform(l, x -> getvariable('x'))", "getenv('HOME')",
     ],
 )  # fmt: skip
-def test_expressions_give_one_value_whenever_they_are_asked(text: str) -> None:
+def test_expressions_with_changing_values_are_rejected(text: str) -> None:
     with pytest.raises(InvalidQuery, match=r"calls|holds"):
         parse_expression(text, refuse=InvalidQuery)
 
 
-def test_a_double_of_an_expression_stays_one(rows: duckdb.DuckDBPyConnection) -> None:
+def test_a_double_in_an_expression_stays_a_double(rows: duckdb.DuckDBPyConnection) -> None:
     for text in ("1e3", "1e400", "-1e-7", "1e15"):
         sql = parse_expression(text, refuse=InvalidQuery).sql
-        assert answer(rows, f"SELECT {sql} AS v") == answer(rows, f"SELECT {text} AS v")
+        assert result_of(rows, f"SELECT {sql} AS v") == result_of(rows, f"SELECT {text} AS v")
 
 
-KNOWN = {"id": "BIGINT", "total": "DOUBLE", "Name": "VARCHAR"}
+TABLE_COLUMNS = {"id": "BIGINT", "total": "DOUBLE", "Name": "VARCHAR"}
 
 
 def output(query: str, *, new_columns: bool = True, needed: tuple[str, ...] = ("id",)) -> None:
@@ -448,7 +437,7 @@ def output(query: str, *, new_columns: bool = True, needed: tuple[str, ...] = ("
         con.execute("CREATE TABLE _rows AS SELECT 1 AS a, 1 AS b, 1 AS id")
         names = [str(name) for name, *_ in con.execute(f"DESCRIBE {checked.sql}").fetchall()]
     check_output(
-        names, table_columns=KNOWN, inputs=["a", "b", "id"], needed=needed, query=checked, what="insert_query",
+        names, table_columns=TABLE_COLUMNS, inputs=["a", "b", "id"], needed=needed, query=checked, what="insert_query",
         table="memory://t", new_columns=new_columns,
     )  # fmt: skip
 
@@ -469,12 +458,12 @@ def output(query: str, *, new_columns: bool = True, needed: tuple[str, ...] = ("
         "SELECT id, user AS a FROM (SELECT id, 1 AS user FROM _rows)",
     ],
 )
-def test_an_answer_of_named_columns_passes(query: str) -> None:
+def test_a_result_with_named_columns_is_accepted(query: str) -> None:
     output(query)
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "message"),
     [
         ("SELECT id, sum(a) FROM _rows GROUP BY id", "does not name 'sum(a)'. Write sum(a) AS name"),
         ("SELECT id, count(*) FROM _rows GROUP BY id", "does not name 'count_star()'"),
@@ -503,10 +492,10 @@ def test_an_answer_of_named_columns_passes(query: str) -> None:
         ("SELECT id, user AS a FROM _rows", "names 'user', and the rows have no such column"),
     ],
 )
-def test_an_answer_that_cannot_be_stored_is_refused(query: str, says: str) -> None:
+def test_a_result_that_cannot_be_stored_is_rejected(query: str, message: str) -> None:
     with pytest.raises(InvalidQuery) as caught:
         output(query)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("memory://t: insert_query ")
 
 
@@ -527,7 +516,7 @@ UNNAMED = """
 
 
 @pytest.mark.parametrize("item", [item.strip() for item in UNNAMED.split(";")])
-def test_what_duckdb_has_to_name_is_found(item: str, rows: duckdb.DuckDBPyConnection) -> None:
+def test_a_column_without_a_name_is_rejected(item: str, rows: duckdb.DuckDBPyConnection) -> None:
     checked = check(f"SELECT {item} FROM _rows AS r{' GROUP BY ALL' if 'first' in item else ''}")
     for query in (checked, check(f"WITH n AS ({checked.sql}) SELECT * FROM n")):
         [(name, *_)] = rows.execute(f"DESCRIBE {query.sql}").fetchall()
@@ -537,30 +526,23 @@ def test_what_duckdb_has_to_name_is_found(item: str, rows: duckdb.DuckDBPyConnec
             )
 
 
-def test_a_column_that_is_nowhere_else_is_new_or_a_mistake() -> None:
+def test_a_column_that_the_table_lacks_is_new_or_rejected() -> None:
     output("SELECT id, a AS fresh FROM _rows")
     with pytest.raises(InvalidQuery, match=r"gives a column 'fresh', .* Give it the name of one .* Name, id, total"):
         output("SELECT id, a AS fresh FROM _rows", new_columns=False)
     output("SELECT id, a AS total, b FROM _rows", new_columns=False)
 
 
-@pytest.mark.parametrize(("known", "inputs"), [({"sum(a)": "HUGEINT"}, ["id"]), ({}, ["id", "sum(a)"])])
-def test_a_name_that_the_rows_have_needs_no_other(known: dict[str, str], inputs: list[str]) -> None:
+@pytest.mark.parametrize(("columns", "inputs"), [({"sum(a)": "HUGEINT"}, ["id"]), ({}, ["id", "sum(a)"])])
+def test_a_column_with_the_name_of_an_input_is_accepted(columns: dict[str, str], inputs: list[str]) -> None:
     checked = check("SELECT id, sum(a) FROM _rows GROUP BY id")
-    names = ["id", "sum(a)"]
     check_output(
-        names,
-        table_columns=known,
-        inputs=inputs,
-        needed=[],
-        query=checked,
-        what="merge_query",
-        table="t",
-        new_columns=False,
-    )
+        ["id", "sum(a)"], table_columns=columns, inputs=inputs, needed=[], query=checked, what="merge_query",
+        table="t", new_columns=False,
+    )  # fmt: skip
 
 
-# Pieces of queries: those over the rows alone, and those that ask for something else.
+# Pieces of queries: those over the rows alone, and those that read something else.
 SOURCES = (
     ["_rows", "_rows AS r2", '"_rows"', "range(3) AS g(a)", "unnest([1, 2]) AS u(a)", "(VALUES (1, 2)) AS v(a, b)",
      "repeat(1, 2) AS p(a)"],
@@ -597,8 +579,8 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canary]:
 
 
 @contextlib.contextmanager
-def open_door(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection that can do everything, in a folder."""
+def connect_unrestricted(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection without restrictions, in a folder."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -614,9 +596,9 @@ def open_door(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @pytest.fixture(scope="module")
-def without_walls(canary: Canary) -> Iterator[duckdb.DuckDBPyConnection]:
-    """What passes the check must not need the sandbox to do no harm."""
-    with open_door(canary.folder) as con:
+def unrestricted(canary: Canary) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection without a sandbox, where accepted queries must also do no harm."""
+    with connect_unrestricted(canary.folder) as con:
         yield con
 
 
@@ -630,21 +612,21 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_canary_notices(attack: str, tmp_path: Path) -> None:
+def test_attacks_without_checks_trigger_the_canary(attack: str, tmp_path: Path) -> None:
     """The attacks are real: without check and sandbox they read, write and call."""
-    with watching(tmp_path / "files") as canary, open_door(canary.folder) as con:
+    with watching(tmp_path / "files") as canary, connect_unrestricted(canary.folder) as con:
         sql = attack.format(csv=canary.csv, folder=canary.folder, url=canary.url)
-        found: object = None
+        result: object = None
         with contextlib.suppress(duckdb.IOException, duckdb.HTTPException):
-            found = con.execute(sql).fetchall()
+            result = con.execute(sql).fetchall()
         with pytest.raises(AssertionError):
-            canary.check(found)
+            canary.check(result)
 
 
 @pytest.mark.long
 @given(data=st.data())
-def test_a_query_passes_exactly_when_it_asks_for_its_rows_alone(
-    data: st.DataObject, canary: Canary, without_walls: duckdb.DuckDBPyConnection
+def test_a_random_query_is_accepted_only_if_it_reads_its_rows_alone(
+    data: st.DataObject, canary: Canary, unrestricted: duckdb.DuckDBPyConnection
 ) -> None:
     evil = data.draw(st.sampled_from([(0, 0), (0, 1), (1, 0), (1, 1)]))
     source, item = (data.draw(st.sampled_from(pieces[e])) for pieces, e in zip((SOURCES, ITEMS), evil, strict=True))
@@ -654,7 +636,7 @@ def test_a_query_passes_exactly_when_it_asks_for_its_rows_alone(
         with pytest.raises(InvalidQuery):
             check(query)
     else:
-        run(check(query), canary, without_walls)
+        run(check(query), canary, unrestricted)
 
 
 def with_places(text: str, canary: Canary) -> str:
@@ -663,15 +645,15 @@ def with_places(text: str, canary: Canary) -> str:
     return text
 
 
-def run(query: UserQuery, canary: Canary, without_walls: duckdb.DuckDBPyConnection) -> None:
-    """A checked query runs where it could do everything, and in the sandbox, and touches nothing."""
+def run(query: UserQuery, canary: Canary, unrestricted: duckdb.DuckDBPyConnection) -> None:
+    """Run a checked query without and in the sandbox, and assert that it touches nothing."""
     with connect_sandbox() as sandbox:
         sandbox.execute(ROWS)
-        for con in (without_walls, sandbox):
-            found: object = None
-            with contextlib.suppress(duckdb.Error):  # a column that is not there, say
-                found = con.execute(f"SELECT * FROM (\n{query.sql}\n) LIMIT 100").fetchall()
-            canary.check(found)
+        for con in (unrestricted, sandbox):
+            result: object = None
+            with contextlib.suppress(duckdb.Error):  # such as a missing column
+                result = con.execute(f"SELECT * FROM (\n{query.sql}\n) LIMIT 100").fetchall()
+            canary.check(result)
             assert con.execute("SELECT count(*) FROM _rows").fetchall() == [(3,)]
 
 
@@ -686,8 +668,8 @@ TOKENS = [
 
 @pytest.mark.long
 @given(data=st.data())
-def test_whatever_passes_touches_nothing(
-    data: st.DataObject, canary: Canary, without_walls: duckdb.DuckDBPyConnection
+def test_accepted_queries_with_pieces_of_attacks_touch_nothing(
+    data: st.DataObject, canary: Canary, unrestricted: duckdb.DuckDBPyConnection
 ) -> None:
     """Queries that are mixed with pieces of attacks."""
     text = data.draw(st.sampled_from(written(FINE)))
@@ -699,4 +681,4 @@ def test_whatever_passes_touches_nothing(
         query = check(text, v3=data.draw(st.booleans()))
     except InvalidQuery:
         return
-    run(query, canary, without_walls)
+    run(query, canary, unrestricted)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import pickle
 
+import duckdb
 import pytest
 
 import icedb
+from icedb.engines import arrow
+from icedb.engines.duckdb.attached_tables import attach
 from icedb.errors import AccessDenied, BucketNotFound, InvalidOption, InvalidURI
 from icedb.storage.location import parse_location
 from tests.support.object_stores.stores import Place
 
-KEY = base64.b64encode(b"a key that must never be shown..").decode()
+KEY = base64.b64encode(b"a key that is never in any text.").decode()
 OPTIONS = {"AZURE_STORAGE_ACCOUNT_NAME": "lakehouse", "AZURE_STORAGE_ACCOUNT_KEY": KEY}
 SIGNATURE = "sv=2026-01-01&sig=a-secret-signature"
 
@@ -24,7 +27,7 @@ def _no_azure_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_ENDPOINT", raising=False)
 
 
-def test_an_address_shows_no_secret() -> None:
+def test_the_repr_of_an_address_contains_no_secret() -> None:
     location = parse_location("az://lake/a/events", OPTIONS)
     assert (location.uri, location.prefix) == ("az://lake/a/events", "a/events")
     assert location.endpoint == "https://lakehouse.blob.core.windows.net"
@@ -59,9 +62,7 @@ def test_missing_options_come_from_the_environment(monkeypatch: pytest.MonkeyPat
         ({**OPTIONS, "AWS_REGION": "secret"}, r"unknown storage options \['AWS_REGION'\]"),
     ],
 )
-def test_missing_or_contradictory_options_are_rejected_without_quoting_them(
-    options: dict[str, str], message: str
-) -> None:
+def test_invalid_options_are_rejected_without_quoting_them(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOption, match=message) as caught:
         parse_location("az://lake/events", options)
     assert "secret" not in str(caught.value)
@@ -93,7 +94,8 @@ def test_a_table_works_in_azure(azure: Place) -> None:
     assert events.insert([{"day": "2026-11-20", "n": 6}], txn=("job", 1)).rows == 1
     assert events.insert([{"day": "2026-11-20", "n": 6}], txn=("job", 1)).rows == 0
     assert events.merge().merged_parts == 7
-    assert list(events.handle._copies.rglob("*.parquet")) == [], "a merge fetches its parts, and keeps no copies"
+    copies = events.handle.part_paths.copies
+    assert list(copies.rglob("*.parquet")) == [], "a merge fetches its parts, and keeps no copies"
     assert events.query("SELECT day, sum(n) FROM t GROUP BY day ORDER BY day").fetchall() == [
         ("2026-11-20", 12),
         ("2026-11-21", 9),
@@ -113,13 +115,9 @@ def test_a_table_works_in_azure(azure: Place) -> None:
 def test_readers_read_copies(azure: Place) -> None:
     events = icedb.Table.create(azure.uri, partition_by=["day"], storage_options=azure.storage_options)
     events.insert([{"day": "2026-11-21", "n": n} for n in range(10)])
-    duckdb = pytest.importorskip("duckdb")
-    from icedb.engines import arrow
-    from icedb.engines import duckdb as reader
-
     assert sum(arrow.dataset(events.snapshot()).to_table()["n"].to_pylist()) == 45
     with duckdb.connect() as connection:
-        reader.attach(connection, events, "events")
+        attach(connection, events, "events")
         assert connection.sql("SELECT sum(n) FROM events WHERE day = '2026-11-21'").fetchall() == [(45,)]
 
 
@@ -129,5 +127,5 @@ def test_errors_name_the_remedy_and_no_secret(azure: Place, azure_options: dict[
     with pytest.raises(AccessDenied, match="Check the account, its key or the signature") as caught:
         icedb.Table.create(azure.uri, storage_options=wrong)
     assert KEY not in str(caught.value)
-    with pytest.raises(BucketNotFound, match="the container 'nobody-has-it' does not exist"):
-        icedb.Table.create("az://nobody-has-it/events", storage_options=azure_options)
+    with pytest.raises(BucketNotFound, match="the container 'no-such-container' does not exist"):
+        icedb.Table.create("az://no-such-container/events", storage_options=azure_options)

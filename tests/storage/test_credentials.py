@@ -21,7 +21,7 @@ from icedb.storage.credentials import Credentials, as_provider
 from icedb.storage.location import Location, parse_location
 from icedb.storage.obstore_store import fetch
 from icedb.writer.part_writer import put_part
-from tests.support.object_stores.rotating_keys import Keys, without_keys
+from tests.support.object_stores.rotating_keys import RotatingKeys, without_keys
 from tests.support.object_stores.stores import ALLOW_ALL, Place, S3Server
 
 pytest_plugins = ["tests.support.object_stores.rotating_keys"]
@@ -29,7 +29,7 @@ pytest_plugins = ["tests.support.object_stores.rotating_keys"]
 SECRET = "sEcReT-that-must-not-be-shown"
 
 
-def goes_on(table: Table, keys: Keys) -> None:
+def check_rotation(table: Table, keys: RotatingKeys) -> None:
     """Check that one table object and one snapshot keep working while the key changes before each step."""
     table.insert([{"n": 1}])
     keys.rotate()
@@ -45,22 +45,22 @@ def goes_on(table: Table, keys: Keys) -> None:
 
 
 @pytest.mark.s3
-def test_a_function_is_called_for_the_current_credentials(s3: Place, keys: Keys) -> None:
+def test_a_function_is_called_for_the_current_credentials(s3: Place, keys: RotatingKeys) -> None:
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
-    goes_on(table, keys)
+    check_rotation(table, keys)
     assert Table.exists(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     assert len(set(keys.issued)) == 5
 
 
 @pytest.mark.s3
-def test_a_boto3_session_is_called_for_the_current_credentials(s3: Place, keys: Keys, profile: str) -> None:
+def test_a_boto3_session_is_called_for_the_current_credentials(s3: Place, keys: RotatingKeys, profile: str) -> None:
     session = boto3.Session(profile_name=profile)
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=session)
-    goes_on(table, keys)
+    check_rotation(table, keys)
 
 
 @pytest.mark.s3
-def test_a_role_is_assumed_once_for_as_long_as_it_lasts(s3_server: S3Server, s3: Place) -> None:
+def test_a_role_is_assumed_once_until_its_credentials_expire(s3_server: S3Server, s3: Place) -> None:
     role = f"role-{uuid.uuid4().hex[:8]}"
     trust = ALLOW_ALL.replace('"Resource":"*"', '"Principal":{"AWS":"*"}')
     arn = s3_server.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
@@ -86,7 +86,7 @@ def test_a_role_is_assumed_once_for_as_long_as_it_lasts(s3_server: S3Server, s3:
 
 @pytest.mark.s3
 def test_a_merge_continues_with_keys_that_change_while_it_runs(
-    s3: Place, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    s3: Place, keys: RotatingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = without_keys(s3)
     table = Table.create(s3.uri, partition_by=["p"], storage_options=options, credential_provider=keys)
@@ -113,15 +113,15 @@ def test_a_merge_continues_with_keys_that_change_while_it_runs(
 
 
 @pytest.mark.s3
-def test_the_log_in_another_store_is_reached_with_the_same_provider(s3: Place, keys: Keys) -> None:
+def test_the_log_in_another_store_is_reached_with_the_same_provider(s3: Place, keys: RotatingKeys) -> None:
     options = without_keys(s3)
     table = Table.create(s3.uri, storage_options=options, credential_provider=keys, log_uri=f"{s3.uri}-log")
-    goes_on(Table.open(s3.uri, storage_options=options, credential_provider=keys), keys)
+    check_rotation(Table.open(s3.uri, storage_options=options, credential_provider=keys), keys)
     assert table.snapshot().rows == 2
 
 
 @pytest.mark.s3
-def test_credentials_are_cached_until_shortly_before_they_expire(s3: Place, keys: Keys) -> None:
+def test_credentials_are_cached_until_shortly_before_they_expire(s3: Place, keys: RotatingKeys) -> None:
     keys.expires_in = timedelta(hours=1)
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
     table.insert([{"n": 1}])
@@ -145,7 +145,7 @@ def test_the_error_of_a_failing_provider_quotes_nothing() -> None:
 
     def provider() -> Any:
         if not answers:
-            raise RuntimeError(f"the service said {SECRET}")
+            raise RuntimeError(f"the service returned {SECRET}")
         return answers.pop()
 
     options = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
@@ -219,7 +219,7 @@ def test_a_secret_in_the_query_of_an_address_is_not_quoted(scheme: str) -> None:
 
 
 @pytest.mark.process
-def test_a_task_gets_the_current_credentials_and_no_provider(keys: Keys) -> None:
+def test_a_task_gets_the_current_credentials_and_no_provider(keys: RotatingKeys) -> None:
     location = parse_location("s3://bucket/table", {"AWS_REGION": "eu-central-1"}, keys)
     sent: Location = pickle.loads(pickle.dumps(location))
     assert sent.provider is None
@@ -239,14 +239,12 @@ def test_a_provider_is_a_session_or_a_function_and_the_only_source(tmp_path: Pat
     assert table.insert([{"n": 1}]).rows == 1
 
 
-def test_the_region_comes_from_the_session_or_the_default_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_region_is_that_of_the_session_or_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_location("s3://b/t", None, boto3.Session(region_name="eu-west-1")).region == "eu-west-1"
     (tmp_path / "config").write_text("[default]\nregion = ap-south-1\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     assert parse_location("s3://b/t").region == "ap-south-1"
     assert parse_location("s3://b/t", {"AWS_REGION": "eu-north-1"}).region == "eu-north-1"
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(AccessDenied, match=r"s3://b/t: there are no credentials: .*profile \(nobody\)"):
+    monkeypatch.setenv("AWS_PROFILE", "missing")
+    with pytest.raises(AccessDenied, match=r"s3://b/t: there are no credentials: .*profile \(missing\)"):
         parse_location("s3://b/t")

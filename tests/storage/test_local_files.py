@@ -25,7 +25,7 @@ KEY = "_data/d=1/u=2/a.parquet"
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
-    """Record folders made, links and syncs below the test's folder, in order."""
+    """The created folders, links and syncs below the test's folder, in order."""
     done: list[tuple[str, str]] = []
     real = {name: getattr(os, name) for name in ("fsync", "link", "mkdir")}
 
@@ -56,9 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
 
 
 @pytest.mark.parametrize("from_file", [False, True])
-def test_content_is_synced_before_the_name_and_folders_after(
-    tmp_path: Path, calls: list[tuple[str, str]], from_file: bool
-) -> None:
+def test_content_folders_and_names_are_synced(tmp_path: Path, calls: list[tuple[str, str]], from_file: bool) -> None:
     body: bytes | Path = b"content"
     if from_file:
         body = tmp_path / "source"
@@ -73,12 +71,12 @@ def test_content_is_synced_before_the_name_and_folders_after(
         *[("mkdir", folder), ("sync", "lake/table/_data/d=1")],
         ("sync", f"{folder}/.staged#"),
         ("link", f"{folder}/a.parquet"),
-        # All of them, because another writer may have created one without having synced its name yet.
+        # All of them, because another writer may have created a folder and not synced its name yet.
         *[("sync", p) for p in (folder, "lake/table/_data/d=1", "lake/table/_data", "lake/table")],
     ]
 
 
-def test_a_copy_is_as_safe_as_a_put(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+def test_a_copy_is_synced_like_a_put(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     store = open_store(parse_location(tmp_path / "table"))
     store.create("_data/a", b"content")
     calls.clear()
@@ -86,7 +84,7 @@ def test_a_copy_is_as_safe_as_a_put(tmp_path: Path, calls: list[tuple[str, str]]
     assert calls == [("sync", "table/_data/.staged#"), ("link", "table/_data/b"), ("sync", "table/_data")]
 
 
-def test_the_names_of_folders_are_synced_once_and_again_if_they_are_replaced(
+def test_the_names_of_folders_are_synced_again_if_they_are_replaced(
     tmp_path: Path, calls: list[tuple[str, str]]
 ) -> None:
     table, folder = tmp_path / "table", tmp_path / "table" / "_data" / "d=1"
@@ -146,7 +144,7 @@ def test_staged_files_of_a_crash_are_not_listed_and_block_no_put(local: Any, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", die)
-        patch.setattr(Path, "unlink", die)
+        patch.setattr(os, "unlink", die)
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 store.create("_log/1", b"half")
@@ -155,9 +153,8 @@ def test_staged_files_of_a_crash_are_not_listed_and_block_no_put(local: Any, mon
     assert store.list("_log/") == []
     with pytest.raises(ObjectNotFound):
         store.get("_log/1")
-    monkeypatch.setattr(
-        "icedb.storage.local_store._numbers", iter(range(1, 10**6))
-    )  # as another process with the same id
+    # As another process with the same id.
+    monkeypatch.setattr("icedb.storage.local_store._numbers", iter(range(1, 10**6)))
     store.create("_log/1", b"whole")
     assert store.get("_log/1").body == b"whole"
     assert sorted(p.name for p in Path(local.uri, "_log").iterdir()) == sorted([*(p.name for p in left), "1"])
@@ -234,9 +231,9 @@ def test_a_deleted_folder_is_not_an_empty_store(local: Any) -> None:
     store = open_store(parse_location(local.uri))
     store.create("_log/1", b"")
     Path(local.uri).rename(f"{local.uri}-unmounted")
-    for ask in (lambda: store.list("_log/"), lambda: store.create("_log/2", b""), lambda: store.get("_log/1")):
+    for request in (lambda: store.list("_log/"), lambda: store.create("_log/2", b""), lambda: store.get("_log/1")):
         with pytest.raises(StoreUnavailable, match="mount it again"):
-            ask()
+            request()
     assert not Path(local.uri).exists()
     Path(f"{local.uri}-unmounted").rename(local.uri)
     assert [info.key for info in store.list("_log/")] == ["_log/1"]
@@ -289,8 +286,8 @@ def test_the_staged_file_of_a_killed_put_is_swept_when_it_is_old(tmp_path: Path)
     other.touch()
     link = staged.with_name(".staged#7")
     link.symlink_to(other)
-    table.insert([{"email": "somebody@example.com"}])
-    assert table.delete_orphans().unfinished_puts == 0, "it may be being written"
+    table.insert([{"email": "user8@example.com"}])
+    assert table.delete_orphans().unfinished_puts == 0, "a running process may still write it"
     for path in (staged, other, link):
         os.utime(path, (path.lstat().st_mtime - 86_400 * 2,) * 2, follow_symlinks=False)
     assert table.delete_orphans(dry_run=True).unfinished_puts == 1
@@ -302,9 +299,7 @@ def test_the_staged_file_of_a_killed_put_is_swept_when_it_is_old(tmp_path: Path)
     assert table.verify(deep=True).ok
 
 
-def test_a_put_whose_staged_file_was_swept_fails_and_puts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_fails_if_its_staged_file_was_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process was paused for a day between writing the content and linking the name."""
     store = open_store(parse_location(tmp_path / "table"))
     real = os.link

@@ -29,7 +29,7 @@ def policy(name: str, bucket: str) -> str:
 
 @pytest.fixture(scope="module")
 def bucket(s3_server: Any) -> str:
-    """Create a bucket with the page's table, and one whose name has the same prefix."""
+    """A bucket with the table of the page, and another whose name has the same prefix."""
     name = f"icedb-sharing-{uuid.uuid4().hex[:8]}"
     s3_server.client().create_bucket(Bucket=name)
     for table in ("events", "events_secret"):

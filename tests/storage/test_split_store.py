@@ -1,4 +1,4 @@
-"""A table whose log is in a store of its own works like any other, and never appears empty by mistake."""
+"""A table with its log in another store works like any other, and never appears empty by mistake."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from icedb import Table
@@ -69,7 +70,7 @@ class StorePair:
         return Table.open(self.uri, storage_options=self.options, log_storage_options=self.log_options)
 
     def objects(self) -> tuple[set[str], set[str]]:
-        """First folder (or file) of each object below the place of the parts, and below that of the log."""
+        """Return the first folder (or file) of each object below the addresses of the parts and of the log."""
         return _tops(self.uri, self.options), _tops(self.log_uri, self.log_options or self.options)
 
 
@@ -105,13 +106,12 @@ def test_a_table_works_with_its_log_elsewhere(pair: StorePair) -> None:
     assert len(list(again.snapshot().files())) == len(again.handle.store.list(again.handle.keys.data_prefix)) == 3
 
 
-def test_the_spec_says_where_the_log_is_and_no_secret(pair: StorePair) -> None:
+def test_the_spec_contains_the_address_of_the_log_and_no_secret(pair: StorePair) -> None:
     table = pair.create()
     body = table.handle.store.get(table.handle.keys.spec).body.decode()
     assert json.loads(body)["log_uri"] == pair.log_uri == table.spec.log_uri
-    for secret in (pair.options or {}) | (pair.log_options or {}):
-        if "KEY" in secret:
-            assert ((pair.options or {}) | (pair.log_options or {}))[secret] not in body
+    options = (pair.options or {}) | (pair.log_options or {})
+    assert not [name for name, value in options.items() if "KEY" in name and value in body]
 
 
 def test_the_spec_of_a_table_with_one_store_names_no_log(local: Any) -> None:
@@ -120,8 +120,6 @@ def test_the_spec_of_a_table_with_one_store_names_no_log(local: Any) -> None:
 
 
 def test_a_task_on_another_machine_puts_parts_with_the_location_alone(pair: StorePair) -> None:
-    import pyarrow as pa
-
     table = pair.create()
     context = pickle.loads(pickle.dumps(table.handle.write_context()))
     rows = pa.table({"n": [1, 2]}).to_reader()
@@ -131,7 +129,7 @@ def test_a_task_on_another_machine_puts_parts_with_the_location_alone(pair: Stor
     assert pair.objects()[1] == {"_claims"}
 
 
-# ------------------------------------------------------------------------------------------ a log that is not there
+# ------------------------------------------------------------------------------------------ a missing log
 
 
 def test_an_unmounted_log_is_not_an_empty_table(tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_an_unmounted_log_is_not_an_empty_table(tmp_path: Path) -> None:
                 verb(tmp_path / "lake")
         with pytest.raises(TableExists, match="a table is there already"):
             Table.create(tmp_path / "lake", log_uri=tmp_path / "log")
-    assert list((tmp_path / "log").iterdir()) == [], "nothing may be put where the log's disk belongs"
+    assert list((tmp_path / "log").iterdir()) == [], "no object may be put at the mount point of the log"
     (tmp_path / "log").rmdir()
     (tmp_path / "unmounted").rename(tmp_path / "log")
     assert Table.open(tmp_path / "lake").query("FROM t").fetchall() == [(1,)]
@@ -176,7 +174,7 @@ def test_a_missing_bucket_of_the_log_is_named(tmp_path: Path, s3_server: Any, st
         Table.open(tmp_path / "lake", log_storage_options=storage_options)
 
 
-# ------------------------------------------------------------------------------------------ whose log it is
+# ------------------------------------------------------------------------------------------ logs of other tables
 
 
 def test_two_tables_never_share_a_log(tmp_path: Path) -> None:
@@ -189,9 +187,7 @@ def test_two_tables_never_share_a_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [Fault.FAIL, Fault.LOSE_RESPONSE, Fault.CRASH_BEFORE])
-def test_a_create_that_failed_half_way_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Fault
-) -> None:
+def test_a_create_that_failed_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Fault) -> None:
     def flaky(location: Any) -> Any:
         store = FaultyStore(open_store(location))
         store.inject(lost, kind="create", key="_table.json")
@@ -210,9 +206,7 @@ def test_a_create_that_failed_half_way_can_be_repeated(
 # ------------------------------------------------------------------------------------------ addresses
 
 
-def test_a_relative_log_uri_is_resolved_when_the_table_is_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_log_uri_is_resolved_at_creation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Table.create("lake", log_uri="log").insert([{"a": 1}])
     (tmp_path / "elsewhere").mkdir()
@@ -257,13 +251,9 @@ def test_stores_side_by_side_are_accepted(uri: str, log_uri: str) -> None:
     assert (location.uri, location.log.uri) == (uri, log_uri)
 
 
-def test_options_of_the_log_are_those_of_the_parts_or_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {
-        "AWS_ENDPOINT_URL": "http://slow:1",
-        "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "hidden-in-all-texts",
-    }
-    data = parse_location("s3://b/t", options)
+def test_the_log_has_the_options_of_the_parts_or_its_own() -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden-in-all-texts"}
+    data = parse_location("s3://b/t", {"AWS_ENDPOINT_URL": "http://slow:1", **keys})
     log = with_log(data, "s3://fast/t").log
     assert log is not None
     assert (log.endpoint, log.explicit_credentials, log.root) == ("http://slow:1", data.explicit_credentials, "fast")

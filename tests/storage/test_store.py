@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore, open_store
 from icedb.storage.split_store import SplitStore
 from icedb.table import Table
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
 
 KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("azure", marks=pytest.mark.azure)]
 KINDS += ["clocked", "faulty", "two"]
@@ -69,27 +71,22 @@ def test_an_object_is_never_replaced(store: ObjectStore) -> None:
     assert store.get(key).body == b"first"
 
 
-def test_of_sixteen_creators_at_once_exactly_one_wins(store: ObjectStore) -> None:
+def test_exactly_one_of_sixteen_concurrent_creators_wins(store: ObjectStore) -> None:
     key = _key(store, "_claims/epoch-1.json")
     barrier = threading.Barrier(16)
-    won: list[bytes] = []
-    lost: list[bytes] = []
 
-    def race(body: bytes) -> None:
+    def wins(number: int) -> bool:
         barrier.wait()
         try:
-            store.create(key, body)
-            won.append(body)
+            store.create(key, str(number).encode())
         except ObjectExists:
-            lost.append(body)
+            return False
+        return True
 
-    threads = [threading.Thread(target=race, args=(str(n).encode(),)) for n in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(won), len(lost)) == (1, 15)
-    assert store.get(key).body == won[0]
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(wins, range(16)))
+    assert won.count(True) == 1
+    assert store.get(key).body == str(won.index(True)).encode()
 
 
 def test_a_copy_has_the_content_and_a_time_of_its_own(store: ObjectStore) -> None:
@@ -112,9 +109,9 @@ def test_copying_a_missing_object_raises_not_found(store: ObjectStore) -> None:
 
 
 def test_a_missing_object_raises_not_found(store: ObjectStore) -> None:
-    for ask in (store.get, store.head):
+    for request in (store.get, store.head):
         with pytest.raises(ObjectNotFound):
-            ask(_key(store, "_log/nothing"))
+            request(_key(store, "_log/nothing"))
     assert store.list(_key(store, "_log/")) == []
     assert store.get_many([_key(store, "_log/nothing")]) == {}
 
@@ -172,22 +169,12 @@ def test_deleting_a_missing_object_succeeds(store: ObjectStore) -> None:
 
 def test_more_than_a_thousand_objects_are_listed_and_deleted(store: ObjectStore) -> None:
     keys = [_key(store, f"_log/{n:05}") for n in range(1_101)]
-    _in_threads(keys, lambda key: store.create(key, b""))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: store.create(key, b""), keys))
     assert [info.key for info in store.list(_key(store, "_log/"))] == keys
     assert len(store.list(_key(store, "_log/"), after=keys[9])) == 1_091
     store.delete([*keys, _key(store, "_log/none")])
     assert store.list(_key(store, "_log/")) == []
-
-
-def _in_threads(keys: list[str], action: Callable[[str], None]) -> None:
-    threads = [
-        threading.Thread(target=lambda some=keys[n::8]: [action(k) for k in some])  # type: ignore[misc]
-        for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("name", ["a%2Fb", "50%", "with space", "grüße-日本", "a=b+c&d", "it's", "%E2%82%AC~"])
@@ -208,23 +195,26 @@ def test_a_local_key_is_the_name_of_its_file(local: Any) -> None:
     assert Path(local.uri, "_data/d=a%2Fb ü/x.parquet").read_bytes() == b"1"
 
 
-# ------------------------------------------------------------------------------------------ what goes wrong
+# ------------------------------------------------------------------------------------------ errors
 
 
 def test_a_missing_bucket_raises_bucket_not_found(storage_options: dict[str, str]) -> None:
-    store = open_store(parse_location("s3://no-such-bucket/table", storage_options))
-    for ask in (
+    uri = "s3://no-such-bucket/table"
+    store = open_store(parse_location(uri, storage_options))
+    requests: list[Callable[[], object]] = [
         lambda: store.get("table/x"),
         lambda: store.create("table/x", b""),
         lambda: store.list("table/"),
         lambda: store.delete(["table/x"]),
-    ):
-        with pytest.raises(BucketNotFound, match="no-such-bucket") as caught:
-            ask()
+        *(partial(act, uri, storage_options=storage_options) for act in (Table.create, Table.open, Table.exists)),
+    ]
+    for request in requests:
+        with pytest.raises(BucketNotFound, match="'no-such-bucket' does not exist") as caught:
+            request()
         assert "Create it" in str(caught.value)
 
 
-def test_a_wrong_secret_is_access_denied_and_never_shown(
+def test_a_wrong_secret_is_denied_and_not_shown(
     s3: Any, storage_options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -233,9 +223,9 @@ def test_a_wrong_secret_is_access_denied_and_never_shown(
     location = parse_location(s3.uri, options)
     store = open_store(location)
     texts = [repr(location), str(location), repr(store), repr(location.explicit_credentials)]
-    for ask in (lambda: store.list("x/"), lambda: store.get("x/y"), lambda: store.create("x/y", b"")):
+    for request in (lambda: store.list("x/"), lambda: store.get("x/y"), lambda: store.create("x/y", b"")):
         with pytest.raises(AccessDenied, match="Check the access key") as caught:
-            ask()
+            request()
         texts += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
     for text in [*texts, caplog.text]:
         assert secret not in text
@@ -246,11 +236,11 @@ def test_a_wrong_secret_is_access_denied_and_never_shown(
 def test_an_unreachable_endpoint_is_unavailable(storage_options: dict[str, str]) -> None:
     options = storage_options | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
     with pytest.raises(StoreUnavailable, match="Check the endpoint") as caught:
-        open_store(parse_location("s3://bucket/table", options)).get("table/x")
+        Table.open("s3://bucket/table", storage_options=options)
     assert storage_options["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
 
 
-class Overwriting(ClockedStore):
+class OverwritingStore(ClockedStore):
     """A store that ignores the condition of a create-only put, as some servers do."""
 
     def create(self, key: str, body: bytes | Path) -> None:
@@ -258,22 +248,16 @@ class Overwriting(ClockedStore):
         super().create(key, body)
 
 
-def test_a_store_that_overwrites_is_rejected_before_anything_is_written() -> None:
+def test_a_store_that_overwrites_is_accepted_only_without_fencing() -> None:
     clock = ManualClock()
-    store = Overwriting(clock)
+    store = OverwritingStore(clock)
     table = create_table(store, clock)
     before = set(store.objects)
     for write in (lambda: table.insert([{"a": 1}]), table.merge, lambda: table.cleanup(grace_ms=None)):
         with pytest.raises(UnsupportedStore, match="fencing='none'"):
             write()
     assert set(store.objects) - before == {store.location.keys.probe}
-
-
-def test_without_fencing_a_store_that_overwrites_is_accepted() -> None:
-    clock = ManualClock()
-    store = Overwriting(clock)
-    table = create_table(store, clock)
-    table.handle.fencing = "none"
+    table = open_table(store, clock, fencing="none")
     table.insert([{"a": 1}])
     assert table.query("FROM t").fetchall() == [(1,)]
 
@@ -363,15 +347,14 @@ def test_a_delayed_request_is_executed_on_delivery(faulty: FaultyStore, clocked:
 
 
 def test_others_may_act_before_and_after_a_request(faulty: FaultyStore, clocked: ClockedStore) -> None:
-    seen = []
-    faulty.before = lambda request: seen.append((request.kind, "a" in clocked.objects))
-    faulty.after = lambda request: seen.append((request.kind, "a" in clocked.objects))
+    calls = []
+    faulty.before = lambda request: calls.append((request.kind, "a" in clocked.objects))
+    faulty.after = lambda request: calls.append((request.kind, "a" in clocked.objects))
     faulty.create("a", b"")
-    assert seen == [("create", False), ("create", True)]
+    assert calls == [("create", False), ("create", True)]
 
 
-def test_opening_a_store_makes_no_request_and_no_folder(local: Any) -> None:
+def test_listing_an_absent_folder_does_not_create_it(local: Any) -> None:
     open_store(parse_location(local.uri)).list("_log/")
-    assert not Path(local.uri).exists()
     assert not Table.exists(local.uri)
     assert not Path(local.uri).exists()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,11 +25,11 @@ from icedb.storage.obstore_store import PIECE_BYTES, ObjectNotFound, ObjectStore
 from icedb.storage.split_store import SplitStore
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock
 from tests.support.object_stores.stores import Place
+from tests.support.waiting import wait_until
 
 # More than two pieces, and not a number of whole ones.
 BODY = b"".join(hashlib.sha512(n.to_bytes(4)).digest() for n in range(40_000))
 LARGE_BYTES = 64 * 1024 * 1024
-WAIT_SECONDS_MAX = 30
 
 KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("azure", marks=pytest.mark.azure)]
 KINDS += ["clocked", "two"]
@@ -341,9 +340,7 @@ def test_an_abandoned_stream_ends_its_request(how: str) -> None:
             else:
                 del stream
                 gc.collect()
-            deadline = time.monotonic() + WAIT_SECONDS_MAX
-            while not server.answers and time.monotonic() < deadline:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, lambda: server.answers, "the end of the response")
 
         asyncio.run(begin())
         [(start, sent)] = server.answers

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
+from icedb.engines import arrow, polars
 from icedb.engines.clickhouse import part_files
 from icedb.errors import CorruptionError, CorruptLog, InvalidOption, SymbolicLink
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
@@ -29,15 +30,16 @@ from icedb.storage.obstore_store import (
     open_stream,
     some_below,
 )
-from icedb.transaction.table_handle import Handle, Part
-from tests.support.proxy.proxy_worlds import KEY, AppSide, make_app
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
+from tests.support.proxy.proxy_worlds import KEY, AppEndpoint, make_app
 
 SECRET = b"root:x:0:0"
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Make a folder outside the table, with a file of the host and parts of another table."""
+    """A folder outside the table, with a file of the host."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "secret").write_bytes(SECRET)
@@ -67,7 +69,7 @@ def as_link(path: Path, target: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, outside: Path) -> ObjectStore:
-    """Make a folder with one file, and links to a file, a folder, nothing, itself, and the folder above."""
+    """A store with one file, and links to a file, a folder, nothing, itself, and the folder above."""
     store = open_store(parse_location(tmp_path / "table"))
     store.create("_data/d=1/a.parquet", b"content")
     data = tmp_path / "table" / "_data"
@@ -200,54 +202,29 @@ def test_the_table_itself_may_lie_behind_links(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ reading a table
 
 
-def query(table: Table, _: Path) -> object:
-    return table.query("SELECT * FROM t").fetchall()
-
-
-def sandboxed(table: Table, _: Path) -> object:
-    return table.query("SELECT * FROM t", sandbox=True).fetchall()
-
-
-def dataset(table: Table, _: Path) -> object:
-    from icedb.engines.arrow import dataset
-
-    return dataset(table.snapshot()).to_table()
-
-
-def polars(table: Table, _: Path) -> object:
-    from icedb.engines.polars.lazy_frames import scan
-
-    return scan(table.snapshot()).collect()
-
-
 def clickhouse(table: Table, _: Path) -> object:
     snapshot = table.snapshot()
     return part_files.part_relations(snapshot.handle, snapshot.parts, "n Int64", None)
 
 
-def exported(table: Table, path: Path) -> object:
-    return table.export_parquet(path / "export")
+USES: dict[str, Callable[[Table, Path], object]] = {
+    "query": lambda table, _: table.query("SELECT * FROM t").fetchall(),
+    "sandboxed query": lambda table, _: table.query("SELECT * FROM t", sandbox=True).fetchall(),
+    "dataset": lambda table, _: arrow.dataset(table.snapshot()).to_table(),
+    "polars": lambda table, _: polars.scan(table.snapshot()).collect(),
+    "clickhouse": clickhouse,
+    "export": lambda table, path: table.export_parquet(path / "export"),
+    "merge": lambda table, _: (table.insert([{"d": 1, "n": 3}]), table.merge()),
+    "delete": lambda table, _: table.delete("n > 0"),
+}
 
 
-def merged(table: Table, _: Path) -> object:
-    table.insert([{"d": 1, "n": 3}])
-    return table.merge()
-
-
-def deleted(table: Table, _: Path) -> object:
-    return table.delete("n > 0")
-
-
-USES = [query, sandboxed, dataset, polars, clickhouse, exported, merged, deleted]
-
-
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("where", ["part", "partition", "data", "dangling", "loop"])
-def test_a_part_behind_a_link_is_not_read(
-    use: Callable[[Table, Path], object], where: str, table: Table, outside: Path, tmp_path: Path
-) -> None:
+def test_a_part_behind_a_link_is_not_read(use: str, where: str, table: Table, outside: Path, tmp_path: Path) -> None:
     path = part(table)
-    use(Table.open(table.uri), tmp_path) if use is query else None
+    if use == "query":
+        USES[use](Table.open(table.uri), tmp_path)
     if where in ("dangling", "loop"):
         path.unlink()
         path.symlink_to(outside / "nothing" if where == "dangling" else path)
@@ -255,7 +232,7 @@ def test_a_part_behind_a_link_is_not_read(
         as_link({"part": path, "partition": path.parent, "data": path.parent.parent}[where], outside / "moved")
     before = sorted(outside.rglob("*"))
     with pytest.raises(SymbolicLink, match=f"{table.uri}: '_data.*' is a symbolic link") as caught:
-        use(Table.open(table.uri), tmp_path)
+        USES[use](Table.open(table.uri), tmp_path)
     assert isinstance(caught.value, CorruptionError)
     assert isinstance(caught.value, OSError)
     assert sorted(outside.rglob("*")) == before
@@ -273,37 +250,37 @@ def test_spark_checks_its_paths(table: Table, outside: Path, monkeypatch: pytest
         def parquet(self, *paths: str) -> Any:
             raise AssertionError(f"Spark would open {paths}")
 
-    class Session:
+    class SessionOfReader:
         read = Reader()
 
     as_link(part(table), outside / "moved")
     snapshot = table.snapshot()
     with pytest.raises(SymbolicLink):
-        read_frames._through_parquet(Session(), snapshot, snapshot.parts, {"n": "BIGINT"})  # type: ignore[arg-type]
+        read_frames._through_parquet(SessionOfReader(), snapshot, snapshot.parts, {"n": "BIGINT"})  # type: ignore[arg-type]
 
 
 def test_a_fetched_copy_of_a_part_may_be_anywhere(table: Table, outside: Path) -> None:
     [one, _] = table.snapshot().parts
     (outside / "copy").symlink_to(part(table))
     copy: Part = replace(one, path=str(outside / "copy"))
-    assert table.handle.own_paths([copy]) == [copy.path]
+    assert table.handle.part_paths.original([copy]) == [copy.path]
 
 
 def test_each_folder_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.create(tmp_path / "table", partition_by=["d"])
     for _ in range(3):
         table.insert([{"d": 1, "n": 1}, {"d": 2, "n": 2}])
-    looked: list[str] = []
+    checked: list[str] = []
     real = os.lstat
 
     def lstat(path: Any, **options: Any) -> os.stat_result:
-        looked.append(str(path))
+        checked.append(str(path))
         return real(path, **options)
 
     parts = table.snapshot().parts
     monkeypatch.setattr(os, "lstat", lstat)
-    table.handle.readable_paths(parts)
-    assert len(looked) == len(set(looked)) == 3 + 6  # _data, two partitions, and the parts
+    table.handle.part_paths.readable(parts)
+    assert len(checked) == len(set(checked)) == 3 + 6  # _data, two partitions, and the parts
 
 
 # ------------------------------------------------------------------------------------------ the proxy
@@ -328,7 +305,7 @@ def test_the_proxy_serves_nothing_behind_a_link(where: str, table: Table, outsid
         return Table.open(address).handle
 
     with asyncio.Runner() as runner:
-        app = AppSide(make_app(TableCatalog(open_table=opened), [bucket]), runner, KEY)
+        app = AppEndpoint(make_app(TableCatalog(open_table=opened), [bucket]), runner, KEY)
         key = str(path.relative_to(table.uri)).removeprefix("_data/")
         listed = app.ask("GET", "/events", {"list-type": "2"})
         assert listed.status == 200
@@ -379,12 +356,10 @@ def test_a_sweep_deletes_nothing_behind_a_link(table: Table, tmp_path: Path) -> 
 def test_a_linked_folder_of_the_table_raises_in_every_operation(folder: str, table: Table, outside: Path) -> None:
     as_link(Path(table.uri) / folder, outside / "moved")
     before = sorted(outside.rglob("*"))
-    with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
-        Table.open(table.uri).insert([{"d": 1, "n": 3}])
-    with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
-        Table.open(table.uri).delete_orphans()
-    with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
-        Table.open(table.uri).verify()
+    opened = Table.open(table.uri)
+    for use in (lambda: opened.insert([{"d": 1, "n": 3}]), opened.delete_orphans, opened.verify):
+        with pytest.raises(SymbolicLink, match=f"'{folder}' is a symbolic link"):
+            use()
     assert sorted(outside.rglob("*")) == before
 
 

@@ -1,8 +1,7 @@
-"""Modules are compiled once, and not in each of the hundreds of processes that the tests start.
+"""Keep compiled modules, so that the processes of the tests start quickly.
 
-Python keeps compiled modules beside their sources, unless the environment forbids it (PYTHONDONTWRITEBYTECODE, as many
-containers do): then importing Dagster or pandas takes three times as long, in every process again. The tests keep them
-in the virtual environment instead, so that nothing comes to lie beside a source all the same.
+PYTHONDONTWRITEBYTECODE, which many containers set, makes the import of Dagster or pandas three times as slow in every
+process. The tests keep compiled modules in the virtual environment instead, not beside the sources.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 
 def keep_bytecode() -> None:
-    """Let this process, and all that are started below it, keep compiled modules where that harms nobody."""
+    """Let this process and its children keep compiled modules in the virtual environment."""
     if sys.dont_write_bytecode and sys.pycache_prefix is None:
         sys.dont_write_bytecode = False
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(sys.prefix, ".bytecode"))

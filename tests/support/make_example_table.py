@@ -1,8 +1,8 @@
 """Make docs/example-table: `python -m tests.support.make_example_table`.
 
-A small table with a bit of everything, in a store whose clock stands still between commits, so that each run gives the
-same objects (but for the bytes of the Parquet files, which are for DuckDB's version to say). What a reader must answer
-goes into expected.json, and from there into the tables of README.md.
+The table uses most features of the format. Its clock stands still between commits, so that each run writes the same
+objects, except the bytes of Parquet files, which depend on DuckDB's version. The expected answers of a reader are
+written to expected.json and to the tables of README.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,24 +91,24 @@ the partitioning before it in `earlier`, and the time of `note` in `declared_ms`
 """
 
 
-class Story:
-    """A table and a clock; each step says how many minutes after 10:00 it happens."""
+class ExampleTable:
+    """A table and its clock. Each step has its minute after 10:00."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(START_MS)
         self.store = ClockedStore(self.clock, prefix="")
-        self.table = create_table(
+        table = create_table(
             self.store, self.clock, partition_by=["strftime(ts, '%Y-%m-%d') AS d"], sort_by=["user_id"]
         )
-        self.table.handle.writer = WRITER
+        self.table = Table(replace(table.handle, writer=WRITER))
 
     def at(self, minute: int) -> Table:
-        """The table, at that time."""
+        """Return the table at that time."""
         self.clock.set(START_MS + minute * MINUTE_MS)
         return self.table
 
     def tell(self) -> None:
-        """All that happens. README.md tells the same."""
+        """Run all steps. README.md lists them."""
         self.at(0).insert(rows("04 23:10 7 open", "04 23:50 3 open", "05 09:00 7 buy", "05 09:30 9 open"))
         self.at(1).insert(rows("05 10:00 3 buy", "05 10:01 7 open"))
         self.at(2).insert(rows("05 10:02 9 buy"), txn=("orders", 1))
@@ -130,7 +131,7 @@ class Story:
 
 
 def rows(*texts: str) -> list[dict[str, Any]]:
-    """Each text is day, time, user and event."""
+    """Return rows. Each text is a day, a time, a user and an event."""
     split = [text.split() for text in texts]
     return [
         {"ts": datetime.fromisoformat(f"2026-01-{day}T{time}"), "user_id": int(user), "event": event}
@@ -138,11 +139,8 @@ def rows(*texts: str) -> list[dict[str, Any]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ what readers answer
-
-
-def expected(story: Story) -> dict[str, Any]:
-    """What a reader must answer when all of the table is there."""
+def expected(story: ExampleTable) -> dict[str, Any]:
+    """Return the answers of a correct reader."""
     table, store = story.table, story.store
     state = check_sound(store)
     pins = read_pins(table.handle)
@@ -169,13 +167,13 @@ def expected(story: Story) -> dict[str, Any]:
     }
 
 
-def table_time(story: Story) -> int:
-    """The time of the last commit."""
+def table_time(story: ExampleTable) -> int:
+    """Return the time of the last commit."""
     return story.table.handle.read().newest_ms
 
 
 def snapshot(table: Table, at: int) -> dict[str, Any]:
-    """The live parts and the number of rows at a time, or that it has expired."""
+    """Return the live parts and the number of rows at a time, or that it has expired."""
     try:
         taken = table.snapshot(at)
     except SnapshotExpired:
@@ -191,34 +189,31 @@ def snapshot(table: Table, at: int) -> dict[str, Any]:
 
 
 def answer(table: Table, at: int | None) -> list[list[Any]]:
-    """All rows, with their partition, in the order of `ts`."""
+    """Return all rows with their partition, ordered by `ts`."""
     result = table.query("SELECT d, ts::VARCHAR, user_id, event, price FROM t ORDER BY ts, user_id", as_of=at)
     return [list(row) for row in result.fetchall()]
 
 
-# ------------------------------------------------------------------------------------------------ the page about it
-
-
 def short(key: str) -> str:
-    """What README.md calls an object: a log file by its name, a part by the first digits of its id."""
+    """Return the name of an object in README.md: the name of a log file, or the first digits of a part's id."""
     name = key.rsplit("/", 1)[1]
     return f"`{name[:4]}`" if key.startswith("_data/") else f"`{name}`"
 
 
 def clock_time(ms: int) -> str:
-    """`10:20`, with what is needed to tell the millisecond before."""
+    """Format a time as `10:20`, with seconds and milliseconds if they are not zero."""
     time = datetime.fromtimestamp(ms / 1000, UTC)
     return time.strftime("%H:%M") if ms % MINUTE_MS == 0 else time.strftime("%H:%M:%S.%f")[:-3]
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A table."""
+    """Format a table."""
     cells = [head, ["---"] * len(head), *([str(cell) for cell in line] for line in lines)]
     return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else f"|{'|'.join(line)}|" for line in cells)
 
 
 def readme(answers: Mapping[str, Any]) -> str:
-    """README.md, whose tables are those of expected.json."""
+    """Return README.md with the tables of expected.json."""
     what = {
         "head": answers["epoch"],
         "horizon": f"{answers['horizon_ms']} ({clock_time(answers['horizon_ms'])})",
@@ -261,12 +256,9 @@ def readme(answers: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ into the repository
-
-
 def write(folder: Path) -> None:
-    """Write the objects, what a reader must answer, and the page about them."""
-    story = Story()
+    """Write the objects, the expected answers and the page about them."""
+    story = ExampleTable()
     story.tell()
     shutil.rmtree(folder / "table", ignore_errors=True)
     put(folder / "table", {k: o.body for k, o in story.store.objects.items()})

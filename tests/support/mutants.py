@@ -77,44 +77,44 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "what a merge wrote is new to consumers of changes",
+        "merged rows are new to consumers of changes",
         "icedb/operations/rewrite/rewrite_commit.py",
         "            add=self.markers,\n            moved=True,\n",
         "            add=self.markers,\n",
         (CHANGES, SIMULATION),
-        "test_each_row_comes_once_and_what_a_merge_wrote_is_not_new",
+        "test_each_row_is_returned_once_and_merged_parts_are_not_new",
     ),
     Mutant(
-        "a consumer of changes takes the past for over at once",
+        "a consumer of changes does not wait for late commits",
         "icedb/reader/changes.py",
         "    return now_ms - handle.timing.late_publication_ms",
         "    return handle.clock.now_ms()",
         (CHANGES, SIMULATION),
-        "test_each_row_comes_once_and_what_a_merge_wrote_is_not_new",
+        "test_each_row_is_returned_once_and_merged_parts_are_not_new",
     ),
     Mutant(
-        "a consumer of changes begins with parts that were dead",
+        "a consumer of changes begins with superseded parts",
         "icedb/format/change_feed.py",
         'return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))',
         'return Cursor(t_ms, seen=tuple(seen), snapshot="")',
         (CHANGES, SIMULATION),
-        "test_whenever_a_consumer_looks_it_gets_each_row_once_and_again_the_same",
+        "test_a_consumer_gets_each_row_once_and_repeated_batches_are_equal",
     ),
     Mutant(
-        "a consumer of changes forgets what it saw of the last minutes",
+        "a consumer of changes forgets the parts of the last minutes",
         "icedb/format/change_feed.py",
         "    return Cursor(t_ms, None if whole else key, tuple(beyond))",
         "    return Cursor(t_ms, None if whole else key)",
         (CHANGES, SIMULATION),
-        "test_each_row_comes_once_and_what_a_merge_wrote_is_not_new",
+        "test_each_row_is_returned_once_and_merged_parts_are_not_new",
     ),
     Mutant(
-        "a consumer of changes does not ask for the horizon",
+        "a consumer of changes does not check the horizon",
         "icedb/format/change_feed.py",
         "    if max(start.t_ms, consumed_ms) < state.horizon_ms:",
         "    if start.t_ms < 0:",
         (CHANGES, SIMULATION),
-        "test_a_consumer_that_is_behind_cleanup_is_told",
+        "test_a_consumer_behind_cleanup_gets_snapshot_expired",
     ),
     Mutant(
         "a tombstone is not carried",
@@ -186,7 +186,7 @@ MUTANTS = (
         "    if _epoch_decided(handle, state, epoch, min(own.t, claim.t)):\n        return False",
         "    if False:\n        return False",
         (COMMIT, KILLERS),
-        "test_a_claim_created_anew_after_its_removal_does_not_publish_old_state",
+        "test_a_recreated_claim_does_not_publish_old_state",
     ),
     Mutant(
         "an old claim is completed instead of voided",
@@ -202,7 +202,7 @@ MUTANTS = (
         "if not all(_is_live(state, p.key) for p in r.inputs)]:",
         "if not all(p.key in state.parts for p in r.inputs)]:",
         ("tests/operations/rewrite/test_merge.py", COMMIT),
-        "test_groups_that_lost_an_input_are_dropped_and_the_others_committed_without_rewriting",
+        "test_groups_without_lost_inputs_are_committed",
     ),
     Mutant(
         "the loser publishes its own body",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "live epochs are not checked",
         "icedb/transaction/log_reader.py",
-        "        unlisted = live_epochs - {f.file.epoch for f in found.values()}\n",
+        "        unlisted = live_epochs - {f.file.epoch for f in files.values()}\n",
         "        unlisted: frozenset[int] = frozenset()\n",
         (*READING, KILLERS),
         "test_a_listing_without_an_epoch_that_the_head_lists_is_made_again",
@@ -234,7 +234,7 @@ MUTANTS = (
         "    if not young and (lost := _lost_part(handle, file)):\n",
         "    if not young and (lost := _lost_part(handle, file)) and False:\n",
         (TXN, SCENES),
-        "test_a_claim_that_outlived_its_record_does_not_bring_deleted_parts_back",
+        "test_a_claim_without_its_record_does_not_restore_deleted_parts",
     ),
     Mutant(
         "claims go to the store of the parts",
@@ -245,7 +245,7 @@ MUTANTS = (
         "test_a_scene_violates_no_invariant",
     ),
     Mutant(
-        "an import does not know the copies of another",
+        "an import does not find the copies of another import",
         "icedb/operations/importing/import_plan.py",
         '        marker = self._by_key.get(key or "") or self._copies.get((file_id, size))\n',
         '        marker = self._by_key.get(key or "")\n',
@@ -253,15 +253,15 @@ MUTANTS = (
         "test_a_scene_violates_no_invariant",
     ),
     Mutant(
-        "an import does not ask whether another was forgotten",
+        "an import does not check for a forgotten import",
         "icedb/operations/importing/import_files.py",
         "        if state.horizon_ms > self.planned.horizon_ms and imports_of(state) != imports_of(self.planned):\n",
         "        if False:\n",
         ("tests/operations/importing/test_import_files.py",),
-        "test_an_import_that_slept_while_another_was_forgotten_imports_nothing",
+        "test_an_import_that_paused_during_another_import_imports_nothing",
     ),
     Mutant(
-        "a repair does not look at parts that came since",
+        "a repair does not check parts that were added since",
         "icedb/operations/integrity/repair_types.py",
         "        new = [p for p in live if p.key not in self.examined and p.key not in self.sources]\n",
         "        new = [] if self.examined else live\n",
@@ -282,12 +282,12 @@ MUTANTS = (
         ", stats=without_texts(marker.stats)",
         "",
         ("tests/operations/integrity/test_repair_types.py",),
-        "test_a_restored_part_of_another_type_is_not_left_out",
+        "test_a_restored_part_of_another_type_is_not_pruned",
     ),
     Mutant(
         "a cleanup does not compare the clocks",
         "icedb/operations/retention/cleanup.py",
-        '            self.handle.check_clock("", put_after_ms=0)\n',
+        '            self.handle.checks.check_clock("", put_after_ms=0)\n',
         "",
         (CLEANUP, SCENES),
         "test_a_clock_that_is_far_ahead_deletes_nothing",
@@ -301,7 +301,7 @@ MUTANTS = (
         "test_a_claim_from_a_clock_far_ahead_becomes_void",
     ),
     Mutant(
-        "a reader believes its own clock alone",
+        "a reader trusts its own clock alone",
         "icedb/transaction/log_reader.py",
         "min(last.at_ms, now_ms, newest_ms)",
         "min(last.at_ms, now_ms)",
@@ -330,23 +330,23 @@ MUTANTS = (
         "            return PutOutcome.CREATED if _read_back(store, key) == body else PutOutcome.CONFLICT\n",
         "            return PutOutcome.CONFLICT if _read_back(store, key) else PutOutcome.NOT_FOUND\n",
         (COMMIT,),
-        "test_a_put_that_landed_and_was_then_refused_is_settled_by_looking",
+        "test_a_put_that_succeeded_and_was_then_denied_is_read_back",
     ),
     Mutant(
-        "a writer does not look for itself before it rebases",
+        "a writer rebases without a search for its own commit",
         "icedb/transaction/exclusive.py",
         "    committed = _find_own(handle, state, operation, tried) if tried.open else None\n",
         "    committed = None\n",
         (COMMIT, KILLERS),
-        "test_an_unanswered_request_is_settled_or_said_to_be_uncertain",
+        "test_a_request_without_a_response_is_settled_or_raises_commit_state_unknown",
     ),
     Mutant(
-        "an output is deleted while a claim of one's own may still be published",
+        "an output is deleted while the writer's own claim may still be published",
         "icedb/transaction/exclusive.py",
         "    if operation.unused and not tried.open:\n",
         "    if operation.unused:\n",
         (COMMIT, "tests/operations/rewrite/test_merge.py", SIMULATION),
-        "test_a_merged_part_that_an_open_claim_names_is_kept_though_its_inputs_died",
+        "test_a_merged_part_of_an_open_claim_is_kept_without_its_inputs",
     ),
     Mutant(
         "a refused claim is deleted",
@@ -354,7 +354,7 @@ MUTANTS = (
         "            generation += 1\n            continue\n",
         "            handle.store.delete([handle.keys.txn_claim(*txn)])\n            continue\n",
         (TXN,),
-        "test_two_batches_that_meet_a_refused_claim_are_one",
+        "test_one_of_two_batches_is_committed_after_a_rejected_claim",
     ),
     Mutant(
         "a transaction does not read the log after its claim",
@@ -362,7 +362,7 @@ MUTANTS = (
         "    if is_recorded(state, txn) or any(m.key in state.parts for m in file.markers):\n",
         "    if False:\n",
         (TXN, KILLERS),
-        "test_after_a_crash_anywhere_another_try_leaves_one_batch",
+        "test_a_retry_after_a_crash_leaves_one_batch",
     ),
     Mutant(
         "an old transaction is published by a plain append",
@@ -370,15 +370,15 @@ MUTANTS = (
         "    young = handle.clock.now_ms() - claim.since_ms <= timeout_ms\n",
         "    young = True\n",
         (TXN, SIMULATION),
-        "test_a_key_that_was_closed_replaced_and_deleted_is_no_success_for_a_late_put",
+        "test_a_late_put_of_a_key_that_was_closed_replaced_and_deleted_is_not_a_success",
     ),
     Mutant(
-        "ripeness by the writer's clock alone",
+        "the age of a tombstone is measured by the writer's clock alone",
         "icedb/operations/retention/cleanup.py",
         "tombstoned_ms <= cutoff_ms and min(named.tombstoned_by_ms, default=cutoff_ms + 1) <= cutoff_ms",
         "tombstoned_ms <= cutoff_ms",
         (CLEANUP, COMMIT),
-        "test_a_tombstone_is_ripe_by_the_stores_time_too",
+        "test_the_grace_period_is_measured_by_the_store",
     ),
     Mutant(
         "a part is deleted before it is old enough",
@@ -387,23 +387,23 @@ MUTANTS = (
         "    dead = [m for m in old if _is_ripe(m.tombstoned_ms, state.parts_named[m.key], cutoff_ms)]\n",
         "    dead = list(state.dead)\n",
         (CLEANUP,),
-        "test_nothing_is_deleted_before_the_grace_period_is_over",
+        "test_nothing_is_deleted_in_the_grace_period",
     ),
     Mutant(
         "a marker is forgotten while a log file names its part as live",
         "icedb/operations/retention/cleanup.py",
-        "        held = _called_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)\n",
+        "        held = _named_live(state, frozenset(self.parts)) | state.held_far_ahead(t_ms)\n",
         "        held = state.held_far_ahead(t_ms)\n",
         (CLEANUP, KILLERS),
-        "test_a_marker_is_not_forgotten_while_a_file_in_the_store_calls_the_part_live",
+        "test_a_marker_is_kept_while_a_log_file_has_it_live",
     ),
     Mutant(
-        "cleanup does not look at the pins again before it deletes",
+        "cleanup does not read the pins again before it deletes",
         "icedb/operations/retention/cleanup.py",
         "        parts = [m for m in planned if not is_needed(m, pins)]\n",
         "        parts = list(planned)\n",
         ("tests/operations/retention/test_pins.py",),
-        "test_a_pin_is_heeded_by_a_cleanup_that_has_planned_already",
+        "test_a_cleanup_respects_a_pin_put_after_its_plan",
     ),
     Mutant(
         "the orphan sweep ignores claims",
@@ -419,7 +419,7 @@ MUTANTS = (
         "if c.epoch is None or c.epoch > epoch)",
         "if c.epoch is None or c.epoch > 0)",
         (ORPHANS,),
-        "test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keeps_the_claim",
+        "test_the_part_of_a_void_claim_is_an_orphan",
     ),
     Mutant(
         "the orphan sweep takes the open epoch for decided",
@@ -439,7 +439,7 @@ MUTANTS = (
         "    state = handle.read(everything=True)\n",
         "    state = handle.read(everything=True)\n    claims = read_claims(handle)\n",
         (ORPHANS,),
-        "test_what_cannot_be_read_stops_the_sweep_before_it_deletes",
+        "test_an_unreadable_object_stops_the_sweep_before_it_deletes",
     ),
     Mutant(
         "rows with ids are committed by plain appends",
@@ -455,7 +455,7 @@ MUTANTS = (
         "                    self.counts.retries += 1\n                    continue\n",
         "                    self.counts.retries += 1\n",
         (BUFFERED_IDS,),
-        "test_once_with_another_writer_between_any_two_requests",
+        "test_rows_are_committed_once_beside_another_writer",
     ),
     Mutant(
         "a writer does not learn the ids that others committed",
@@ -463,7 +463,7 @@ MUTANTS = (
         "            self._read(self._new(state))\n",
         "            self._new(state)\n",
         (BUFFERED_IDS,),
-        "test_once_whatever_happens_to_a_request",
+        "test_faults_duplicate_no_row",
     ),
     Mutant(
         "ids whose log files were cleaned up meanwhile are not learned",
@@ -471,15 +471,15 @@ MUTANTS = (
         " or (last != self._last and forgotten):\n",
         ":\n",
         (BUFFERED_IDS,),
-        "test_once_with_another_writer_between_any_two_requests",
+        "test_rows_are_committed_once_beside_another_writer",
     ),
     Mutant(
-        "who does not know whether parts were published does not look",
+        "a writer with an unknown outcome does not read the log",
         "icedb/buffering/committing.py",
         "            if unsure and txn is None:\n",
         "            if False:\n",
         (BUFFERED,),
-        "test_whether_it_was_published_is_found_out",
+        "test_the_outcome_of_a_lost_response_is_determined",
     ),
     Mutant(
         "parts that were merged and forgotten are published again",
@@ -487,31 +487,31 @@ MUTANTS = (
         "                late = target.clock.now_ms() - began_ms > target.timing.grace_ms // 2\n",
         "                late = False\n",
         (BUFFERED,),
-        "test_parts_that_others_may_have_merged_and_deleted_meanwhile_are_not_published_again",
+        "test_parts_that_may_be_merged_already_are_not_published_again",
     ),
     Mutant(
-        "a submission that shares a group with a bad one is refused, too",
+        "a submission in a group with an invalid one is rejected",
         "icedb/buffering/committing.py",
         "            if len(group) == 1:\n",
         "            if group:\n",
         (BUFFERED,),
-        "test_only_those_at_fault_are_refused_and_told_which_row_it_is",
+        "test_only_invalid_submissions_fail_and_name_their_row",
     ),
     Mutant(
-        "the pin of an export goes before its readers have",
+        "the pin of an export is removed before its readers end",
         "icedb/operations/export/delta.py",
         "    return superseded_ms + handle.timing.grace_ms + handle.timing.max_skew_ms <= handle.clock.now_ms()\n",
         "    return True\n",
         (DELTA,),
-        "test_every_change_of_a_table_arrives",
+        "test_every_change_of_a_table_is_exported",
     ),
     Mutant(
-        "an export takes its snapshot before it looks who came first",
+        "an export takes its snapshot before it reads the Delta log",
         "icedb/operations/export/delta_plan.py",
-        "    log = read_delta_log(handle, folder)\n    snapshot, pin_ms = _look(handle, as_of_ms)\n",
-        "    snapshot, pin_ms = _look(handle, as_of_ms)\n    log = read_delta_log(handle, folder)\n",
+        "    log = read_delta_log(handle, folder)\n    snapshot, pin_ms = _snapshot(handle, as_of_ms)\n",
+        "    snapshot, pin_ms = _snapshot(handle, as_of_ms)\n    log = read_delta_log(handle, folder)\n",
         (DELTA,),
-        "test_an_export_never_goes_back",
+        "test_a_planned_export_never_replaces_a_newer_one",
     ),
     Mutant(
         "an export is published without its pin",
@@ -519,7 +519,7 @@ MUTANTS = (
         "            kept = _pin(handle, plan, keep)\n",
         "            kept = _pin(handle, plan, keep)\n            unpin(handle, kept.name)\n",
         (DELTA,),
-        "test_every_change_of_a_table_arrives",
+        "test_every_change_of_a_table_is_exported",
     ),
 )
 
@@ -552,23 +552,10 @@ class Copies:
             self._free.put(root)
 
     def _failing_test(self, root: Path, arguments: list[str]) -> str | None:
-        environment = {
-            k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
-        }
-        environment["PYTHONPATH"] = str(root)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "--no-header",
-        ]
-        command += ["--scope", "short", "--day", str(self._day), *arguments]
+        unset = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+        environment = {k: v for k, v in os.environ.items() if k not in unset} | {"PYTHONPATH": str(root)}
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--scope", "short", "--day"]
+        command = [sys.executable, "-m", "pytest", *options, str(self._day), *arguments]
         try:
             done = subprocess.run(
                 command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False

@@ -1,18 +1,18 @@
-"""Follows the tutorial word by word, as somebody would who has only a clone and Python: `make newcomer`.
+"""Run the tutorial as a user with only a clone and Python does (`make newcomer`).
 
-    python tests/support/newcomer.py                  a fresh clone of what is committed, a fresh environment, all pages
-    python tests/support/newcomer.py --uncommitted    the same with the files as they are now
-    python tests/support/newcomer.py --keep           and leave its folder there, to look at
+    python tests/support/newcomer.py                  a fresh clone of the commit, a fresh environment, all pages
+    python tests/support/newcomer.py --uncommitted    the same with the working tree
+    python tests/support/newcomer.py --keep           and keep its folder
 
-Each block of the page is a step, in the order in which they stand:
+Each block of a page is a step, in order:
 
-    ```sh           is typed into a shell, and must end well; the shell's folder and variables go on to the next
-    ```text         is what the block of `sh` before it prints; `...` stands for anything, alone on a line for any lines
-    ```python       and other kinds of files are saved under the name that the paragraph before them says
+    ```sh           runs in a shell, and must succeed; the next block has the same folder and variables
+    ```text         is the output of the `sh` block before it; `...` matches any text, alone on a line any lines
+    ```python       and other kinds of files are saved under the name in the paragraph before them
 
-An address on 127.0.0.1 that a step prints is opened, and must answer. Whatever the page shows that is none of these is
-an error, and so is a step that does not do what the page says. It needs nothing but the standard library, for that is
-what a newcomer has; the package that `pip install` looks for is a wheel of the clone, which it finds before others.
+An address on 127.0.0.1 that a step prints is opened, and must answer. Any other block is an error, and so is a step
+whose result differs from the page. The program needs only the standard library; `pip install` finds a wheel of the
+clone.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = Path("docs") / "tutorial.md"
-#: What a block of a language is saved as.
+#: The suffix of the file of a block in a language.
 SUFFIXES = {"python": ".py", "sql": ".sql", "yaml": ".yaml"}
-#: Of the terminal that the steps write to.
+#: The terminal of the steps.
 COLUMNS, LINES = 100, 50
 SECONDS_MAX = 900
-#: What of the machine's environment a newcomer does not have.
+#: Variables of the machine that a newcomer does not have.
 OURS = ("AWS_", "ICEDB_", "DAGSTER_", "PYTHON", "VIRTUAL_ENV", "LAKE_ROOT", "COLUMNS", "LINES")
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Misled(Exception):
-    """The page says something that is not so; the message says where and what happened."""
+    """A step failed, or its output differs from the page. The message has the line and the output."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A block of the page. `file`: what it is saved as. `printed`: what the page says that it prints."""
+    """A block of the page. `file`: the file that it becomes. `printed`: the documented output."""
 
     line: int
     section: str
@@ -72,14 +72,14 @@ class Step:
 
 
 def steps_of(page: str) -> list[Step]:
-    """The steps of a page. Raises Misled for a block of which nobody could say what to do with it."""
+    """Parse the steps of a page. Raises Misled for a block that is no step."""
     steps: list[Step] = []
     section, paragraph, ended = "", "", True
     lines = iter(enumerate(page.splitlines(), 1))
     for number, line in lines:
         if not line.startswith("```"):
             section = line.lstrip("# ") if line.startswith("#") else section
-            if line.strip():  # the last paragraph is the one before a block, whatever blank lines are between
+            if line.strip():  # the last paragraph before the block, across blank lines
                 paragraph = line if ended else f"{paragraph} {line}"
             ended = not line.strip()
             continue
@@ -118,17 +118,14 @@ def _file_of(paragraph: str, language: str, number: int) -> str:
 
 
 def quick(steps: Sequence[Step]) -> list[Step]:
-    """The steps that need neither a network nor servers: what the suite follows."""
+    """Return the steps that need neither a network nor servers. The test suite follows them."""
     slow = {step.section for step in steps if "icedb-dagster up" in step.text}
     installing = re.compile(r"-m venv|pip install|/activate")
     return [step for step in steps if step.section not in slow and not installing.search(step.text)]
 
 
-# ------------------------------------------------------------------------------------------------------- follow
-
-
 def follow(steps: Sequence[Step], folder: Path, env: Mapping[str, str], *, tell: Callable[[str], None]) -> None:
-    """Do what the steps say, in a folder. `tell` gets a line for each. Raises Misled."""
+    """Run the steps in a folder, and report each with `tell`. Raises Misled."""
     shell = _Shell(folder, env)
     began = time.monotonic()
     for step in steps:
@@ -144,7 +141,7 @@ def follow(steps: Sequence[Step], folder: Path, env: Mapping[str, str], *, tell:
 
 
 class _Shell:
-    """A shell whose folder and variables outlive a block."""
+    """A shell whose folder and variables remain for the next block."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.folder = folder
@@ -152,7 +149,7 @@ class _Shell:
         self._env = dict(env) | terminal
 
     def run(self, text: str, step: Step) -> str:
-        """What it prints. Raises Misled when it fails, or does not end."""
+        """Run commands and return their output. Raises Misled if they fail or do not end."""
         with tempfile.TemporaryDirectory() as state:
             left = Path(state) / "left"
             script = f"{text}\n{{ pwd; env -0; }} >{left}\n"
@@ -166,7 +163,7 @@ class _Shell:
 
 
 def _in_terminal(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str]:
-    """The exit status and what is printed, errors too, to a terminal: as a person would see it."""
+    """Return the exit status and all output, as a terminal shows it."""
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as seen:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
@@ -177,9 +174,9 @@ def _in_terminal(command: list[str], folder: Path, env: Mapping[str, str]) -> tu
             )  # fmt: skip
         printed, deadline = b"", time.monotonic() + SECONDS_MAX
         while True:
-            ended = process.poll() is not None  # asked before the terminal, so that nothing is left in it
+            ended = process.poll() is not None  # checked before the last read of the terminal
             if select.select([seen], [], [], 0 if ended else 0.2)[0]:
-                with contextlib.suppress(OSError):  # nobody holds the other end any more
+                with contextlib.suppress(OSError):  # the other end is closed
                     if piece := seen.read(65536):
                         printed += piece
                         continue
@@ -209,7 +206,7 @@ def _check(step: Step, printed: str) -> None:
 
 
 def _pattern(text: str) -> str:
-    """What matches a text in which `...` is anything within a line, and a line of it any lines."""
+    """Return a pattern in which `...` matches any text within a line, or any lines if it is alone on a line."""
     return "".join(
         r"(?:[^\n]*\n)*?"
         if line.strip() == "..."
@@ -218,11 +215,8 @@ def _pattern(text: str) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------------- a fresh beginning
-
-
 def main() -> int:
-    """Follow the tutorial; the exit status is 1 where it misleads."""
+    """Follow the tutorial. The exit status is 1 if a step fails."""
     parser = argparse.ArgumentParser(description="Follow the tutorial word by word in a fresh clone.")
     parser.add_argument("--uncommitted", action="store_true", help="the files as they are, not what is committed")
     parser.add_argument("--keep", action="store_true", help="do not delete the folder at the end")
@@ -258,7 +252,7 @@ def _clone(target: Path) -> None:
 
 
 def _copy(target: Path) -> None:
-    """What a clone would have if all were committed."""
+    """Copy the files of the working tree that Git does not ignore."""
     listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():
@@ -267,7 +261,7 @@ def _copy(target: Path) -> None:
 
 
 def _wheel(clone: Path, folder: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Build the clone's wheel, and let pip find it: the variable that does."""
+    """Build the clone's wheel, and return the variable with which pip finds it."""
     wheels = folder / "wheels"
     builder = folder / "builder"
     subprocess.run([sys.executable, "-m", "venv", str(builder)], check=True, env=dict(env))
@@ -277,7 +271,7 @@ def _wheel(clone: Path, folder: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _end(folder: Path) -> None:
-    """Stop the servers of a page that was left in the middle."""
+    """Stop the servers of an unfinished page."""
     for stack in folder.rglob(".icedb-dagster"):
         for command in folder.rglob("bin/icedb-dagster"):
             subprocess.run([str(command), "down", "--project-dir", str(stack.parent)], capture_output=True)

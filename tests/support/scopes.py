@@ -1,16 +1,17 @@
-"""Which tests a run has: `pytest --scope quick|short|all|rest`.
+"""Scopes of test runs: `pytest --scope quick|short|all|rest`.
 
     quick   tests of one process that need no server and have few cases: no S3, Azure, Spark, Dagster or simulation
-    short   all tests but the slow ones; of each sampled test, a sample of its cases
+    short   all tests except slow ones; of each sampled test, a sample of its cases
     all     every test (the default)
-    rest    what `short` leaves out; with `--share`, the share of it that a commit's hash chooses
+    rest    all tests that `short` excludes; with `--share`, the share of them that a commit's hash selects
 
 `@pytest.mark.sampled` marks a test with many cases. The short run has a sample in which each pair of values of two
 parameters occurs, so a test with one parameter keeps all its values; `sampled(cases=3)` has three cases a day, in a
-fixed order, so that some days together have all. The day decides the sample. It is printed, and `--day` repeats it.
+fixed order, so that all cases run within some days. The day determines the sample. It is printed, and `--day` repeats
+it.
 
 `@pytest.mark.slow(seconds=120)` states about how long a test takes: a share has tests for a limited time. A test that
-takes longer than a share has is only in `all`.
+takes longer than a share is only in `all`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SCOPES = ("quick", "short", "all", "rest")
 NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "long", "sampled", "slow")
 #: Fixtures that start a server.
 SERVERS = frozenset({"s3", "s3_server", "storage_options", "azure", "azure_options", "shared_session"})
-#: What Python audits when a program starts another.
+#: The audit events of Python when a program starts another.
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
 #: Test-seconds of a share: two workers for some four minutes.
 SHARE_SECONDS = 480
@@ -50,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--day", type=date.fromisoformat, default=today, help="the day that chooses samples [today, in UTC]"
     )
     group.addoption("--share", default=None, metavar="HASH", help="with --scope rest: the share that this hash chooses")
+    group.addoption(
+        "--share-seconds",
+        type=int,
+        default=SHARE_SECONDS_MAX,
+        help="skip the rest of a share after this time [%(default)s]",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -88,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def choose(items: Sequence[pytest.Item], scope: str, day: date, share: str | None) -> set[pytest.Item]:
-    """The tests of a scope."""
+    """Choose the tests of a scope."""
     if scope == "all":
         return set(items)
     if scope == "quick":
@@ -106,9 +113,6 @@ def _is_quick(item: pytest.Item) -> bool:
     return SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-# -------------------------------------------------------------------------------------------------------- samples
-
-
 def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
     chosen: set[pytest.Item] = set()
     sampled: defaultdict[str, list[pytest.Item]] = defaultdict(list)
@@ -124,21 +128,21 @@ def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
         assert mark is not None
         number = mark.kwargs.get("cases")
         if number is None:
-            wanted = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
+            selected = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
         else:
-            wanted = rotation(len(cases), number, day, name)
-        chosen.update(cases[n] for n in wanted)
+            selected = rotation(len(cases), number, day, name)
+        chosen.update(cases[n] for n in selected)
     return chosen
 
 
 def _values(item: pytest.Item) -> dict[int, str]:
-    """The id of the test's value of each parameter. Its public indices number whole cases, not values."""
+    """Return the id of the test's value of each parameter. Its public indices number whole cases, not values."""
     call: Any = getattr(item, "callspec", None)
     return {} if call is None else dict(enumerate(call._idlist))
 
 
 def pairwise(cases: Sequence[Mapping[Any, Any]], chance: random.Random) -> list[int]:
-    """Numbers of cases in which each pair of values of two parameters occurs that occurs in any case."""
+    """Return numbers of cases in which each pair of values of two parameters occurs that occurs in any case."""
     nothing = {()}  # of a test without parameters
     pairs = [{p for size in (1, 2) for p in combinations(sorted(case.items()), size)} or nothing for case in cases]
     left = set().union(*pairs)
@@ -153,7 +157,7 @@ def pairwise(cases: Sequence[Mapping[Any, Any]], chance: random.Random) -> list[
 
 
 def rotation(cases: int, number: int, day: date, name: str) -> list[int]:
-    """Numbers of the cases of a day: `number` of them, and all within `cases / number` days.
+    """Return the numbers of a day's cases: `number` of them, and all within `cases / number` days.
 
     The name of the test decides the order, or all tests with two stores would use the same store on a day.
     """
@@ -163,11 +167,8 @@ def rotation(cases: int, number: int, day: date, name: str) -> list[int]:
     return sorted({order[n % cases] for n in range(first, first + min(number, cases))})
 
 
-# ---------------------------------------------------------------------------------------------------------- shares
-
-
 def seconds_of(item: pytest.Item) -> float:
-    """About how long a test takes."""
+    """Return about how long a test takes."""
     slow = item.get_closest_marker("slow")
     if slow is None:
         return SAMPLED_SECONDS
@@ -175,7 +176,7 @@ def seconds_of(item: pytest.Item) -> float:
 
 
 def _share(rest: Iterable[pytest.Item], share: str) -> set[pytest.Item]:
-    """Files in an order that the hash decides, until their tests take as long as a share may.
+    """Choose files in an order that the hash decides, until their tests take as long as a share may.
 
     Tests that measure the machine are in none: others run beside them.
     """
@@ -199,7 +200,8 @@ _started = time.monotonic()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.config.option.share is not None and time.monotonic() - _started > SHARE_SECONDS_MAX:
+    options = item.config.option
+    if options.share is not None and time.monotonic() - _started > options.share_seconds:
         pytest.skip("the share's time is over")
 
 

@@ -14,17 +14,17 @@ from icedb.format.codec import encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile
 from icedb.testing import ManualClock
-from tests.support.site.page_reader import Reading, read_as_the_page_says
+from tests.support.site.page_reader import PageReading, read_as_the_page_says
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 PREFIX = "lake/clicks"
 KEYS = Keys(PREFIX)
-#: What has happened, and how many log files had been written by then; cleanup leaves the last two.
+#: The events, and the number of log files after each. Cleanup leaves the last two.
 MOMENTS = ["the first insert", "the second insert", "the exactly-once append", "the merge", "the drop"]
 
 
 def updated(text: str, written: Mapping[str, bytes]) -> str:
-    """The page with these objects in it."""
+    """Return the page with these objects."""
     log_files = sorted(k for k in written if k.startswith(KEYS.log_prefix))
     by_time = {log_time(k): k for k in log_files}
 
@@ -42,27 +42,27 @@ def updated(text: str, written: Mapping[str, bytes]) -> str:
 
 
 def after(written: Mapping[str, bytes], log_files: list[str]) -> Iterable[list[str]]:
-    """What a reader sees after each commit."""
+    """Return the state after each commit."""
     views = [(moment, log_files[: n + 1]) for n, moment in enumerate(MOMENTS)]
     for moment, listed in [*views, ("the cleanup", log_files[-2:])]:
-        seen = read(written, listed)
-        ignored = " ".join(log_time(k) for k in listed if k in seen.ignored)
-        rows = sum(seen.markers[p]["r"] for p in seen.live())
-        yield [moment, " ".join(map(log_time, listed)), str(seen.epoch), ignored, short(seen.live()), str(rows)]
+        reading = read(written, listed)
+        ignored = " ".join(log_time(k) for k in listed if k in reading.ignored)
+        rows = sum(reading.markers[p]["r"] for p in reading.live())
+        yield [moment, " ".join(map(log_time, listed)), str(reading.epoch), ignored, short(reading.live()), str(rows)]
 
 
 def past(written: Mapping[str, bytes], log_files: list[str]) -> Iterable[list[str]]:
-    """Snapshots of the past, asked for after the drop and after the cleanup."""
+    """Return snapshots of the past, read after the drop and after the cleanup."""
     times = [int(log_time(k)) for k in log_files[:-1]]
     for at in [times[0] - 1, *times[:-1], times[-1] - 1, times[-1]]:
         yield [str(at), live_at(read(written, log_files[:-1]), at), live_at(read(written, log_files[-2:]), at)]
 
 
-def read(written: Mapping[str, bytes], listed: list[str]) -> Reading:
+def read(written: Mapping[str, bytes], listed: list[str]) -> PageReading:
     return read_as_the_page_says({k: written[k] for k in listed}, f"{PREFIX}/")
 
 
-def live_at(reading: Reading, at: int) -> str:
+def live_at(reading: PageReading, at: int) -> str:
     try:
         return short(reading.live(at)) or "none"
     except LookupError:
@@ -79,6 +79,6 @@ def short(keys: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    from tests.pages.test_format_page import the_story
+    from tests.pages.test_format_page import write_examples
 
-    PAGE.write_text(updated(PAGE.read_text(), the_story(ManualClock())[0]))
+    PAGE.write_text(updated(PAGE.read_text(), write_examples(ManualClock())[0]))

@@ -15,22 +15,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date
 from itertools import combinations, islice
+from typing import Any
 
 import msgspec
 import pytest
 
-import icedb.operations.commits.actions
-import icedb.operations.retention.cleanup
-import icedb.operations.retention.merge_log
-import icedb.operations.rewrite.rewrite_commit
-import icedb.transaction.append
-import icedb.transaction.exclusive
-import icedb.transaction.idempotent_append
 from icedb.format.claims import Claim, EpochClaim
-from icedb.format.commit_draft import CommitDraft
+from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import LogFile
 from icedb.format.replay import TableState
 from icedb.format.timing import Timing
+from icedb.operations.commits import actions
+from icedb.operations.retention import cleanup, merge_log
+from icedb.operations.rewrite import rewrite_commit
 from icedb.testing.simulation import (
     CHUNK,
     Story,
@@ -43,6 +40,7 @@ from icedb.testing.simulation import (
 )
 from icedb.testing.simulation.__main__ import main
 from icedb.testing.simulation.report import SimulationReport
+from icedb.transaction import append, exclusive, idempotent_append
 from icedb.transaction.log_reader import LogReader
 from icedb.transaction.table_handle import Handle
 
@@ -61,7 +59,7 @@ _all = SimulationReport(CHUNK)
 
 @pytest.fixture
 def day(request: pytest.FixtureRequest) -> date:
-    """Return the day that chooses seeds and stories."""
+    """The day that chooses seeds and stories."""
     chosen: date = request.config.option.day
     return chosen
 
@@ -137,13 +135,13 @@ def _run_stories(stories: Iterable[Story]) -> None:
         assert violation is None, f"story {story}: {violation}"
 
 
-def test_a_seed_gives_the_same_run_in_every_process() -> None:
+def test_a_seed_has_the_same_run_in_every_process() -> None:
     """The order of sets, which differs between processes, has no effect, so a failure can be repeated."""
     code = "from icedb.testing.simulation import run_seed; print([run_seed(s).tally.schedule for s in range(4)])"
     here = f"{[run_seed(s).tally.schedule for s in range(4)]}\n"
     env = {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert there.stdout == here
+    elsewhere = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert elsewhere.stdout == here
 
 
 def test_a_story_is_parsed_from_its_name() -> None:
@@ -153,101 +151,56 @@ def test_a_story_is_parsed_from_its_name() -> None:
 
 # ------------------------------------------------------------------------------------ seeded faults
 
-Break = Callable[[pytest.MonkeyPatch], None]
+
+def _take_claim(handle: Handle, epoch: int, own: EpochClaim, tried: exclusive._ClaimAttempts) -> EpochClaim:
+    tried.add(own.key, epoch, own.t)
+    return own
 
 
-def _claims_are_not_taken(patch: pytest.MonkeyPatch) -> None:
-    def take(
-        handle: Handle, epoch: int, own: EpochClaim, tried: icedb.transaction.exclusive._ClaimAttempts
-    ) -> EpochClaim:
-        tried.add(own.key, epoch, own.t)
-        return own
-
-    patch.setattr(icedb.transaction.exclusive, "_take_claim", take)
-
-
-def _the_log_is_not_listed_again_after_a_claim(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(icedb.transaction.exclusive, "_epoch_decided", lambda *_: False)
+def _finish(
+    state: TableState,
+    draft: CommitDraft,
+    epoch: int,
+    timing: Timing,
+    finish: Callable[..., LogFile] = exclusive._finish,
+) -> LogFile:
+    """Forget log tombstones with their log files."""
+    file = finish(state, draft, epoch, timing)
+    return msgspec.structs.replace(file, tombstones=tuple(t for t in file.tombstones if t.key in state.listed_ms))
 
 
-def _old_claims_are_completed_instead_of_voided(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Claim, "since_ms", property(lambda _: 1 << 60))
+def _draft(state: TableState, **plan: Any) -> CommitDraft:
+    """Leave dead markers behind: then no snapshot has a dead part that is still stored."""
+    planned = draft(state, **plan)
+    markers = tuple(m for m in planned.file.markers if m.tombstoned_ms is None or m.key in planned.tombstoned)
+    return replace(planned, file=msgspec.structs.replace(planned.file, markers=markers))
 
 
-def _own_commits_are_not_searched(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(icedb.transaction.exclusive, "_find_own", lambda *_: None)
+def _plan_cleanup(state: TableState, plan: Callable[..., Any] = cleanup.plan_cleanup, **options: Any) -> Any:
+    return plan(state, **{**options, "grace_ms": 0})
 
 
-def _log_tombstones_go_with_their_log_files(patch: pytest.MonkeyPatch) -> None:
-    finish = icedb.transaction.exclusive._finish
-
-    def forgetful(state: TableState, draft: CommitDraft, epoch: int, timing: Timing) -> LogFile:
-        file = finish(state, draft, epoch, timing)
-        kept = tuple(t for t in file.tombstones if t.key in state.listed_ms)
-        return msgspec.structs.replace(file, tombstones=kept)
-
-    patch.setattr(icedb.transaction.exclusive, "_finish", forgetful)
-
-
-def _merges_leave_dead_markers_behind(patch: pytest.MonkeyPatch) -> None:
-    """Then no snapshot has a dead part that is still stored."""
-
-    def forgetful(draft: Callable[..., CommitDraft]) -> Callable[..., CommitDraft]:
-        def drafted(state: TableState, **plan: object) -> CommitDraft:
-            planned = draft(state, **plan)
-            markers = tuple(m for m in planned.file.markers if m.tombstoned_ms is None or m.key in planned.tombstoned)
-            return replace(planned, file=msgspec.structs.replace(planned.file, markers=markers))
-
-        return drafted
-
-    for module in (
-        icedb.operations.commits.actions,
-        icedb.operations.rewrite.rewrite_commit,
-        icedb.operations.retention.merge_log,
-    ):
-        patch.setattr(module, "draft", forgetful(module.draft))
-
-
-def _cleanup_does_not_wait(patch: pytest.MonkeyPatch) -> None:
-    plan = icedb.operations.retention.cleanup.plan_cleanup
-    patch.setattr(
-        icedb.operations.retention.cleanup, "plan_cleanup", lambda state, **k: plan(state, **{**k, "grace_ms": 0})
-    )
-
-
-def _parts_of_any_age_are_published(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(icedb.transaction.exclusive, "check_age", lambda *_: None)
-    patch.setattr(icedb.transaction.append, "check_age", lambda *_: None)
-
-
-def _transactions_take_no_claim(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(icedb.transaction.idempotent_append, "_take", lambda _handle, own: own)
-
-
-def _transactions_do_not_look_at_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(icedb.transaction.idempotent_append, "is_recorded", lambda *_: False)
-
-
-#: Seeded fault -> the first seed that detects it, and how many seeds may be needed.
-BREAKS: dict[Break, tuple[int, int]] = {
-    _claims_are_not_taken: (3, 20),
-    _the_log_is_not_listed_again_after_a_claim: (3, 20),
-    _old_claims_are_completed_instead_of_voided: (16, 150),
-    _own_commits_are_not_searched: (3, 40),
-    _log_tombstones_go_with_their_log_files: (0, 200),
-    _merges_leave_dead_markers_behind: (0, 40),
-    _cleanup_does_not_wait: (3, 20),
-    _parts_of_any_age_are_published: (12, 150),
-    _transactions_take_no_claim: (24, 150),
-    _transactions_do_not_look_at_the_log: (132, 250),
+#: Seeded fault -> the first seed that detects it, how many seeds may be needed, and the replaced attribute.
+BREAKS: dict[str, tuple[int, int, str, object, tuple[object, ...]]] = {
+    "claims_are_not_taken": (3, 20, "_take_claim", _take_claim, (exclusive,)),
+    "the_log_is_not_listed_again_after_a_claim": (3, 20, "_epoch_decided", lambda *_: False, (exclusive,)),
+    "old_claims_are_completed_instead_of_voided": (16, 150, "since_ms", property(lambda _: 1 << 60), (Claim,)),
+    "own_commits_are_not_searched": (3, 40, "_find_own", lambda *_: None, (exclusive,)),
+    "log_tombstones_go_with_their_log_files": (0, 200, "_finish", _finish, (exclusive,)),
+    "merges_leave_dead_markers_behind": (0, 40, "draft", _draft, (actions, rewrite_commit, merge_log)),
+    "cleanup_does_not_wait": (3, 20, "plan_cleanup", _plan_cleanup, (cleanup,)),
+    "parts_of_any_age_are_published": (12, 150, "check_age", lambda *_: None, (exclusive, append)),
+    "transactions_take_no_claim": (24, 150, "_take", lambda _handle, own: own, (idempotent_append,)),
+    "transactions_do_not_look_at_the_log": (132, 250, "is_recorded", lambda *_: False, (idempotent_append,)),
 }
 
 
-@pytest.mark.parametrize("broken", BREAKS, ids=[b.__name__.strip("_") for b in BREAKS])
-def test_random_runs_detect_that(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    likely, seeds = BREAKS[broken]
+@pytest.mark.parametrize("fault", BREAKS)
+def test_random_runs_detect_that(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    likely, seeds, name, replacement, targets = BREAKS[fault]
     assert run_seed(likely).violation is None
-    broken(monkeypatch)
+    for target in targets:
+        monkeypatch.setattr(target, name, replacement)
     assert any(run_seed(seed).violation for seed in (likely, *range(seeds)))
 
 
@@ -256,9 +209,7 @@ def test_stories_detect_that_live_epochs_are_not_checked(monkeypatch: pytest.Mon
     assert any(run_story(story) for story in torn_stories())
 
 
-def test_the_command_prints_every_request_of_a_seed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_each_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logging, "disable", lambda _: None)  # unlike the command's process, this one continues
     monkeypatch.setattr(sys, "argv", ["simulation", "--seed", "1", "--trace"])
     assert main() == 0

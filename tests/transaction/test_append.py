@@ -1,16 +1,17 @@
 """Commits are atomic under crashes, pauses, races and retries at every single request of every operation.
 
-One world is built once and copied for each story: a table of two partitions with two commits. An operation runs
-with a fault at one of its requests; then another actor comes, at once or after the commit timeout; then the rows
-are counted from the parts themselves, and everything that must always hold is checked. The parts of most worlds are
-lists of row numbers, because stories are about requests to the store; those of some are Parquet.
+Each test begins with the same table of two partitions and two commits. An operation runs with a fault at one of its
+requests. Another actor follows, at once or after the commit timeout. Then the test reads the rows from the parts
+themselves and checks the invariants. Most parts are lists of row numbers, because the tests are about requests to the
+store. Some are Parquet.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ from icedb.testing import (
     Crash,
     Fault,
     FaultyStore,
+    Kind,
     ManualClock,
     Request,
     check_sound,
@@ -46,6 +48,8 @@ from icedb.testing import (
 )
 from icedb.transaction.append import UNANSWERED_MAX, PutOutcome, put_if_absent
 from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, commit_exclusive
+from icedb.util.clock import Clock
+from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.fault_walk import SavedState
 from tests.support.tables.plain_table import PlainTable, part_rows
 
@@ -55,8 +59,8 @@ BASE: Rows = ((0, 0), (0, 2), (1, 1), (1, 3))
 
 
 @dataclass(frozen=True)
-class Verb:
-    """An operation, and what it does to the rows (k, n)."""
+class TableOperation:
+    """An operation and its effect on the rows (k, n)."""
 
     act: Callable[[Table], object]
     effect: Callable[[Rows], Rows]
@@ -67,34 +71,38 @@ def _insert(*rows: dict[str, int]) -> Callable[[Table], object]:
 
 
 VERBS = {
-    "insert": Verb(_insert({"k": 0, "n": 10}, {"k": 1, "n": 11}), lambda rows: (*rows, (0, 10), (1, 11))),
-    "insert a column": Verb(_insert({"k": 0, "n": 20, "c": 1}), lambda rows: (*rows, (0, 20))),
-    "merge": Verb(lambda table: table.merge(), lambda rows: rows),
-    "overwrite": Verb(lambda table: table.overwrite([{"k": 1, "n": 30}]), lambda rows: ((1, 30),)),
-    "overwrite a partition": Verb(
+    "insert": TableOperation(_insert({"k": 0, "n": 10}, {"k": 1, "n": 11}), lambda rows: (*rows, (0, 10), (1, 11))),
+    "insert a column": TableOperation(_insert({"k": 0, "n": 20, "c": 1}), lambda rows: (*rows, (0, 20))),
+    "merge": TableOperation(lambda table: table.merge(), lambda rows: rows),
+    "overwrite": TableOperation(lambda table: table.overwrite([{"k": 1, "n": 30}]), lambda rows: ((1, 30),)),
+    "overwrite a partition": TableOperation(
         lambda table: table.overwrite([{"k": 0, "n": 40}], partitions=["k=0"]),
         lambda rows: (*(r for r in rows if r[0] != 0), (0, 40)),
     ),
-    "drop": Verb(
+    "drop": TableOperation(
         lambda table: table.drop_partitions(["k=0"], missing_ok=True), lambda rows: tuple(r for r in rows if r[0] != 0)
     ),
 }
 EXCLUSIVE = [name for name in VERBS if name != "insert"]
-#: A commit that always has something to do, and so always decides the epoch that it finds open.
-RECOVERY = Verb(_insert({"k": 9, "n": 99, "z": 1}), lambda rows: (*rows, (9, 99)))
+#: A commit that always changes the table, and so always decides an open epoch.
+RECOVERY = TableOperation(_insert({"k": 9, "n": 99, "z": 1}), lambda rows: (*rows, (9, 99)))
 
 
-class World:
-    """One table in one store, at one moment. Actors get stores of their own around it."""
+class CommitWorld:
+    """A table in one store, at one moment. Actors get stores of their own around it."""
 
-    def __init__(self, open_it: Callable[[ObjectStore, ManualClock], Table] = PlainTable.of) -> None:
+    def __init__(
+        self,
+        open_it: Callable[[ObjectStore, Clock], Table] = PlainTable.of,
+        batches: Sequence[Rows] = (BASE[::2], BASE[1::2]),
+    ) -> None:
         self.clock = ManualClock()
         self.store = ClockedStore(self.clock)
         self._open = open_it
         create_table(self.store, self.clock, partition_by=["k"], sort_by=["n"])
-        table = open_it(self.store, self.clock)
-        for n in (0, 2):
-            table.insert([{"k": 0, "n": n}, {"k": 1, "n": n + 1}])
+        table = self.table()
+        for batch in batches:
+            table.insert([{"k": k, "n": n} for k, n in batch])
             self.clock.advance(1_000)
         self.before_ms = self.clock.now_ms() - 1
         self._begin = SavedState(self.store, self.clock)
@@ -102,16 +110,19 @@ class World:
     def reset(self) -> None:
         self._begin.restore()
 
-    def actor(self) -> tuple[Table, FaultyStore]:
+    def actor(self, *, skew_ms: int = 0) -> tuple[Table, FaultyStore]:
         store = FaultyStore(self.store)
-        return self.open(store), store
+        return self._open(store, self.clock.skewed(skew_ms)), store
 
-    def open(self, store: ObjectStore | None = None, *, skew_ms: int = 0) -> Table:
-        return self._open(store or self.store, self.clock.skewed(skew_ms) if skew_ms else self.clock)
+    def table(self, *, skew_ms: int = 0) -> Table:
+        return self.actor(skew_ms=skew_ms)[0]
+
+    def state(self) -> TableState:
+        return check_sound(self.store)
 
     def rows(self, at_ms: int | None = None) -> Rows:
-        """From the parts themselves; the checks that must always hold are made on the way."""
-        return self.rows_in(check_sound(self.store), at_ms)
+        """Read the rows from the parts themselves, after the checks that must always hold."""
+        return self.rows_in(self.state(), at_ms)
 
     def rows_in(self, state: TableState, at_ms: int | None = None) -> Rows:
         return tuple(sorted(row for m in live_markers(state, at_ms) for row in self._rows_of(state, m.key)))
@@ -124,47 +135,42 @@ class World:
         }
         return read
 
-    def orphans(self) -> set[str]:
-        named = check_sound(self.store).parts.keys()
-        return {i.key for i in self.store.list(self.store.location.keys.data_prefix)} - named
+    def unnamed_parts(self) -> set[str]:
+        """Return the stored parts that no log file names."""
+        return {i.key for i in self.store.list(self.store.location.keys.data_prefix)} - self.state().parts.keys()
 
-    def requests(self, verb: Verb) -> list[Request]:
-        """Those of an undisturbed run, without the reading of the spec."""
+    def requests(self, act: Callable[[Table], object]) -> Iterator[Request]:
+        """Yield each request of a run without faults, except the read of the spec. Restore the world before each."""
         self.reset()
         table, store = self.actor()
-        verb.act(table)
-        return store.requests[1:]
+        act(table)
+        for request in store.requests[1:]:
+            self.reset()
+            yield request
 
 
 @pytest.fixture(scope="module")
-def shared_world() -> World:
-    return World()
+def shared_world() -> CommitWorld:
+    return CommitWorld()
 
 
 @pytest.fixture
-def world(shared_world: World) -> World:
+def world(shared_world: CommitWorld) -> CommitWorld:
     shared_world.reset()
     return shared_world
 
 
 @pytest.fixture(scope="module")
-def parquet_world() -> World:
-    return World(open_table)
+def parquet_world() -> CommitWorld:
+    return CommitWorld(open_table)
 
 
-def stories(world: World, verb: Verb) -> Iterator[int]:
-    """The number of each request in turn, with the world as it was."""
-    for request in world.requests(verb):
-        world.reset()
-        yield request.number
-
-
-def expect(verb: Verb, rows: Rows) -> Rows:
+def expect(verb: TableOperation, rows: Rows) -> Rows:
     return tuple(sorted(verb.effect(rows)))
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_undisturbed_each_operation_does_what_it_says(world: World, parquet_world: World, name: str) -> None:
+def test_an_operation_without_faults_has_its_effect(world: CommitWorld, parquet_world: CommitWorld, name: str) -> None:
     costs = []
     for each in (world, parquet_world):
         each.reset()
@@ -173,7 +179,7 @@ def test_undisturbed_each_operation_does_what_it_says(world: World, parquet_worl
         costs.append(store.counts)
         assert each.rows() == expect(VERBS[name], BASE)
         assert each.rows(each.before_ms) == BASE
-        assert each.orphans() == set()
+        assert each.unnamed_parts() == set()
     assert costs[0] == costs[1]
 
 
@@ -183,49 +189,49 @@ def test_undisturbed_each_operation_does_what_it_says(world: World, parquet_worl
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "after the timeout"])
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
 @pytest.mark.parametrize("name", VERBS)
-def test_a_crash_at_any_request_leaves_all_or_nothing(world: World, name: str, fault: Fault, later: bool) -> None:
+def test_a_crash_at_any_request_leaves_all_or_nothing(world: CommitWorld, name: str, fault: Fault, later: bool) -> None:
     verb = VERBS[name]
     after = expect(verb, BASE)
-    for number in stories(world, verb):
+    for request in world.requests(verb.act):
         table, store = world.actor()
-        store.inject(fault, number=number)
+        store.inject(fault, number=request.number)
         with pytest.raises(Crash):
             verb.act(table)
-        seen = world.rows()
-        assert seen in (BASE, after), number
+        visible = world.rows()
+        assert visible in (BASE, after), request
         claimed = any("_claims/epoch-2" in k for k in world.store.objects)
-        published = any(f.file.epoch == 2 for f in check_sound(world.store).files.values())
+        published = any(f.file.epoch == 2 for f in world.state().files.values())
 
         if later:
             world.clock.advance(TIMEOUT_MS + 1)
-        other, _ = world.actor()
+        other = world.table()
         RECOVERY.act(other)
-        # A claim is completed while it is young, and void when it is old; what was visible stays.
-        decided = after if claimed and (published or not later) else seen
-        assert world.rows() == expect(RECOVERY, decided), number
-        assert world.rows(world.before_ms) == BASE, number
+        # A young claim is completed, an old one becomes void, and published rows stay.
+        decided = after if claimed and (published or not later) else visible
+        assert world.rows() == expect(RECOVERY, decided), request
+        assert world.rows(world.before_ms) == BASE, request
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_a_crash_while_completing_a_crashed_commit_is_completed_too(world: World, name: str) -> None:
+def test_a_crash_while_completing_a_crashed_commit_is_completed_too(world: CommitWorld, name: str) -> None:
     verb = VERBS[name]
     for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
-        for number in stories(world, RECOVERY):
+        for request in world.requests(RECOVERY.act):
             _crash_after_claim(world, verb)
             second, store = world.actor()
-            store.inject(fault, number=number)
-            # Reading a log with one more file in it, the second actor may need fewer or more requests.
+            store.inject(fault, number=request.number)
+            # The log has one more file, so the second actor may need fewer or more requests.
             try:
                 RECOVERY.act(second)
             except Crash:
-                third, _ = world.actor()
+                third = world.table()
                 third.insert([{"k": 9, "n": 98, "y": 1}])
             rows = set(world.rows()) - {(9, 98), (9, 99)}
-            assert rows == set(expect(verb, BASE)), (fault, number)
+            assert rows == set(expect(verb, BASE)), (fault, request)
             assert len(world.rows()) == len(set(world.rows()))
 
 
-def _crash_after_claim(world: World, verb: Verb) -> None:
+def _crash_after_claim(world: CommitWorld, verb: TableOperation) -> None:
     table, store = world.actor()
     store.inject(Fault.CRASH_AFTER, kind="create", key="_claims/epoch-")
     with pytest.raises(Crash):
@@ -233,12 +239,12 @@ def _crash_after_claim(world: World, verb: Verb) -> None:
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_a_void_keeps_the_parts_of_a_crashed_commit_out_for_ever(world: World, name: str) -> None:
+def test_parts_of_a_crashed_commit_stay_invisible_after_a_void(world: CommitWorld, name: str) -> None:
     _crash_after_claim(world, VERBS[name])
     world.clock.advance(TIMEOUT_MS + 1)
-    table, _ = world.actor()
+    table = world.table()
     RECOVERY.act(table)
-    state = check_sound(world.store)
+    state = world.state()
     [void] = [f for f in state.files.values() if f.file.void]
     assert (void.file.epoch, void.file.schema, void.file.markers) == (2, {}, ())
     assert {1, 2, 3} <= state.live_epochs | {1}
@@ -254,14 +260,14 @@ def test_a_void_keeps_the_parts_of_a_crashed_commit_out_for_ever(world: World, n
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("world", name) for name in VERBS), *(("parquet_world", name) for name in ("insert", "merge"))]
 )
-def test_an_unanswered_request_is_settled_or_said_to_be_uncertain(
+def test_a_request_without_a_response_is_settled_or_raises_commit_state_unknown(
     request: pytest.FixtureRequest, kind: str, name: str, fault: Fault
 ) -> None:
     world, verb = request.getfixturevalue(kind), VERBS[name]
     after = expect(verb, BASE)
-    for number in stories(world, verb):
+    for request in world.requests(verb.act):
         table, store = world.actor()
-        store.inject(fault, number=number)
+        store.inject(fault, number=request.number)
         done = False
         try:
             verb.act(table)
@@ -269,41 +275,41 @@ def test_an_unanswered_request_is_settled_or_said_to_be_uncertain(
         except CommitStateUnknown:
             pass
         except StoreUnavailable:
-            # A plain "try again": nothing of this may ever become visible, or the rows would be there twice.
-            other, _ = world.actor()
+            # The caller may retry: if this commit became visible later, its rows would exist twice.
+            other = world.table()
             RECOVERY.act(other)
-            assert world.rows() == expect(RECOVERY, BASE), number
+            assert world.rows() == expect(RECOVERY, BASE), request
             continue
-        assert world.rows() == (after if done else world.rows()), number
-        assert world.rows() in (BASE, after), number
-        other, _ = world.actor()
+        assert world.rows() == (after if done else world.rows()), request
+        assert world.rows() in (BASE, after), request
+        other = world.table()
         RECOVERY.act(other)
-        assert world.rows() in (expect(RECOVERY, BASE), expect(RECOVERY, after)), number
-        assert not done or world.rows() == expect(RECOVERY, after), number
+        assert world.rows() in (expect(RECOVERY, BASE), expect(RECOVERY, after)), request
+        assert not done or world.rows() == expect(RECOVERY, after), request
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT])
 @pytest.mark.parametrize("key", ["_claims/epoch-", "_log/"])
 @pytest.mark.parametrize("name", VERBS)
-def test_a_put_without_an_answer_is_read_back_and_the_commit_goes_on(
-    world: World, name: str, key: str, fault: Fault
+def test_a_put_without_a_response_is_read_back_and_the_commit_continues(
+    world: CommitWorld, name: str, key: str, fault: Fault
 ) -> None:
     table, store = world.actor()
     store.inject(fault, kind="create", key=key)
     VERBS[name].act(table)
     assert world.rows() == expect(VERBS[name], BASE)
-    assert world.orphans() == set()
+    assert world.unnamed_parts() == set()
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_put_that_is_delivered_late_adds_nothing(world: World, name: str) -> None:
+def test_a_put_that_is_delivered_late_adds_nothing(world: CommitWorld, name: str) -> None:
     for key in ("_claims/epoch-", "_log/"):
         world.reset()
         table, store = world.actor()
         store.inject(Fault.DELAY, kind="create", key=key)
         VERBS[name].act(table)
         expected = expect(VERBS[name], BASE)
-        with contextlib.suppress(ObjectExists):  # the commit went on by putting it again
+        with contextlib.suppress(ObjectExists):  # the commit continued with a second put
             store.deliver()
         assert world.rows() == expected
         RECOVERY.act(table)
@@ -311,31 +317,24 @@ def test_a_put_that_is_delivered_late_adds_nothing(world: World, name: str) -> N
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_when_the_store_cannot_even_be_asked_the_commit_is_uncertain_and_deletes_nothing(
-    world: World, name: str
-) -> None:
+def test_a_commit_that_cannot_read_its_put_back_is_uncertain_and_deletes_nothing(world: CommitWorld, name: str) -> None:
     verb = VERBS[name]
     for fault in (Fault.LOSE_RESPONSE, Fault.FAIL):
         world.reset()
         table, store = world.actor()
-
-        def goes_away(request: Request, store: FaultyStore = store) -> None:
-            if request.kind == "create" and "_log/" in request.keys[0]:
-                store.inject(Fault.FAIL, times=10_000)
-
         store.inject(fault, kind="create", key="_log/")
-        store.before = goes_away
+        act_before(store, partial(store.inject, Fault.FAIL, times=10_000), kind="create", key="_log/")
         with pytest.raises(CommitStateUnknown, match="Nothing was deleted"):
             verb.act(table)
         assert "delete" not in store.counts
         assert world.rows() == (expect(verb, BASE) if fault is Fault.LOSE_RESPONSE else BASE)
-        other, _ = world.actor()
+        other = world.table()
         RECOVERY.act(other)
         completed = fault is Fault.LOSE_RESPONSE or name in EXCLUSIVE
         assert world.rows() == expect(RECOVERY, expect(verb, BASE) if completed else BASE)
 
 
-def test_an_append_whose_puts_are_never_done_gives_up(world: World) -> None:
+def test_an_append_whose_puts_all_fail_stops_after_the_limit(world: CommitWorld) -> None:
     table, store = world.actor()
     store.inject(Fault.FAIL, kind="create", key="_log/", times=10_000)
     with pytest.raises(CommitStateUnknown):
@@ -345,8 +344,8 @@ def test_an_append_whose_puts_are_never_done_gives_up(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_credentials_that_expire_after_the_claim_do_not_cost_the_parts_it_names(world: World, name: str) -> None:
-    # "Access denied" is an error to fix, and after such an error a batch's parts are deleted; but not these.
+def test_credentials_that_expire_after_the_claim_keep_the_parts_that_it_names(world: CommitWorld, name: str) -> None:
+    # After other requests, AccessDenied deletes the parts of the batch. Here the claim names them.
     verb = VERBS[name]
     table, store = world.actor()
 
@@ -359,8 +358,7 @@ def test_credentials_that_expire_after_the_claim_do_not_cost_the_parts_it_names(
     with pytest.raises(CommitStateUnknown) as caught:
         verb.act(table)
     assert isinstance(caught.value.__cause__, AccessDenied)
-    other, _ = world.actor()
-    RECOVERY.act(other)
+    RECOVERY.act(world.table())
     assert world.rows() == expect(RECOVERY, expect(verb, BASE))
 
 
@@ -368,10 +366,10 @@ def _denied(request: Request | None) -> None:
     raise AccessDenied("expired")
 
 
-def test_a_put_that_landed_and_was_then_refused_is_settled_by_looking(
+def test_a_put_that_succeeded_and_was_then_denied_is_read_back(
     clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client repeats a put whose answer was lost; if the credentials expire in between, it hears of that only."""
+    """A client repeats a put without a response. If the credentials expire meanwhile, it receives only that error."""
     create = clocked.create
 
     def landing(key: str, body: Any) -> None:
@@ -391,88 +389,67 @@ def test_a_put_that_landed_and_was_then_refused_is_settled_by_looking(
 
 @pytest.mark.parametrize("other_name", ["insert a column", "merge", "overwrite", "drop"])
 @pytest.mark.parametrize("name", VERBS)
-def test_another_commit_at_any_request_comes_before_or_after(world: World, name: str, other_name: str) -> None:
+def test_another_commit_at_any_request_comes_before_or_after(world: CommitWorld, name: str, other_name: str) -> None:
     verb, other_verb = VERBS[name], VERBS[other_name]
     orders = {expect(verb, expect(other_verb, BASE)), expect(other_verb, expect(verb, BASE))}
-    for number in stories(world, verb):
+    for request in world.requests(verb.act):
         table, store = world.actor()
-        other, _ = world.actor()
-
-        def interrupt(request: Request, number: int = number, store: FaultyStore = store, other: Table = other) -> None:
-            if request.number == number:
-                store.before = None
-                other_verb.act(other)
-
-        store.before = interrupt
+        other = world.table()
+        act_before(store, partial(other_verb.act, other), number=request.number)
         verb.act(table)
-        assert world.rows() in orders, number
-        assert world.orphans() == set(), number
-        assert world.rows(world.before_ms) == BASE, number
+        assert world.rows() in orders, request
+        assert world.unnamed_parts() == set(), request
+        assert world.rows(world.before_ms) == BASE, request
 
 
-def test_of_two_schema_changes_the_loser_is_told_and_leaves_no_parts(world: World) -> None:
-    for number in stories(world, VERBS["insert a column"]):
+def test_the_later_of_two_schema_changes_raises_and_leaves_no_parts(world: CommitWorld) -> None:
+    for request in world.requests(VERBS["insert a column"].act):
         table, store = world.actor()
-        other, _ = world.actor()
+        other = world.table()
 
-        def interrupt(request: Request, number: int = number, store: FaultyStore = store, other: Table = other) -> None:
-            if request.number == number:
-                store.before = None
-                try:
-                    other.insert([{"k": 0, "n": 50, "c": "text"}])
-                except SchemaConflict:
-                    return
+        def add_text_column(other: Table = other) -> None:
+            with contextlib.suppress(SchemaConflict):
+                other.insert([{"k": 0, "n": 50, "c": "text"}])
 
-        store.before = interrupt
+        act_before(store, add_text_column, number=request.number)
         try:
             table.insert([{"k": 0, "n": 20, "c": 1}])
             winner = 20
         except SchemaConflict:
             winner = 50
-        assert world.rows() == tuple(sorted((*BASE, (0, winner)))), number
-        assert world.orphans() == set(), number
+        assert world.rows() == tuple(sorted((*BASE, (0, winner)))), request
+        assert world.unnamed_parts() == set(), request
 
 
-def test_a_batch_whose_claim_went_void_can_still_be_refused_and_leaves_no_parts(world: World) -> None:
+def test_a_batch_that_is_rejected_after_its_claim_became_void_leaves_no_parts(world: CommitWorld) -> None:
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
     then = lambda: other.insert([{"k": 0, "n": 50, "c": "text"}])  # noqa: E731
     _sleep_once(world, store, "create", "_claims/epoch-", ms=TIMEOUT_MS + 1, then=then)
     with pytest.raises(SchemaConflict):
         table.insert([{"k": 0, "n": 20, "c": 1}])
     assert world.rows() == tuple(sorted((*BASE, (0, 50))))
-    assert world.orphans() == set()
+    assert world.unnamed_parts() == set()
 
 
-def test_who_fails_while_completing_anothers_commit_knows_that_its_own_is_not_published(world: World) -> None:
+def test_a_failure_while_completing_another_commit_raises_store_unavailable(world: CommitWorld) -> None:
     _crash_after_claim(world, VERBS["drop"])
     table, store = world.actor()
-
-    def fail_from_here(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch-" in request.keys[0]:
-            store.inject(Fault.FAIL, kind="list")
-
-    store.before = fail_from_here
+    act_before(store, lambda: store.inject(Fault.FAIL, kind="list"), kind="create", key="_claims/epoch-")
     with pytest.raises(StoreUnavailable):
         table.overwrite([{"k": 0, "n": 60}])
 
 
-def test_both_of_two_writers_that_bring_one_column_of_one_type_get_through(world: World) -> None:
+def test_two_writers_that_add_the_same_column_both_commit(world: CommitWorld) -> None:
     table, store = world.actor()
-    other, _ = world.actor()
-
-    def interrupt(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch" in request.keys[0]:
-            store.before = None
-            other.insert([{"k": 0, "n": 50, "c": 2}])
-
-    store.before = interrupt
+    other = world.table()
+    act_before(store, lambda: other.insert([{"k": 0, "n": 50, "c": 2}]), kind="create", key="_claims/epoch")
     table.insert([{"k": 0, "n": 20, "c": 1}])
     assert world.rows() == tuple(sorted((*BASE, (0, 20), (0, 50))))
 
 
-def test_two_appends_of_one_handle_in_one_millisecond_have_two_names(world: World) -> None:
-    table, _ = world.actor()
+def test_two_appends_of_one_handle_in_one_millisecond_have_two_names(world: CommitWorld) -> None:
+    table = world.table()
     commits = [table.insert([{"k": 0, "n": 100 + n}]) for n in range(30)]
     assert len({c.key for c in commits}) == 30
     assert len(world.rows()) == len(BASE) + 30
@@ -480,7 +457,7 @@ def test_two_appends_of_one_handle_in_one_millisecond_have_two_names(world: Worl
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.REPEAT])
 @pytest.mark.parametrize("name", VERBS)
-def test_a_lost_response_is_not_taken_for_a_lost_race(world: World, name: str, fault: Fault) -> None:
+def test_a_lost_response_is_not_taken_for_a_lost_race(world: CommitWorld, name: str, fault: Fault) -> None:
     table, store = world.actor()
     before = set(world.store.objects)
     for key in ("_claims/epoch-", "_log/"):
@@ -491,9 +468,9 @@ def test_a_lost_response_is_not_taken_for_a_lost_race(world: World, name: str, f
     assert len(new) == 1, "the same parts were published under a second name"
 
 
-def test_an_operation_that_always_comes_second_says_so(world: World) -> None:
+def test_an_operation_that_loses_every_epoch_raises_commit_conflict(world: CommitWorld) -> None:
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
     count = iter(range(1_000))
 
     def always_first(request: Request) -> None:
@@ -509,24 +486,24 @@ def test_an_operation_that_always_comes_second_says_so(world: World) -> None:
     assert set(BASE) <= set(world.rows())
 
 
-# ------------------------------------------------------------------------------------------ sleepers
+# ------------------------------------------------------------------------------------------ paused writers
 
 
-def _sleep_once(world: World, store: FaultyStore, kind: str, key: str, *, ms: int, then: Callable[[], object]) -> None:
-    """Right after that request the actor sleeps; meanwhile something happens."""
+def _sleep_once(
+    world: CommitWorld, store: FaultyStore, kind: Kind, key: str, *, ms: int, then: Callable[[], object]
+) -> None:
+    """Pause the actor right after that request, and call `then` meanwhile."""
 
-    def sleep(request: Request) -> None:
-        if request.kind == kind and key in request.keys[0]:
-            store.after = None
-            world.clock.advance(ms)
-            then()
+    def pause() -> None:
+        world.clock.advance(ms)
+        then()
 
-    store.after = sleep
+    act_after(store, pause, kind=kind, key=key)
 
 
 @pytest.mark.parametrize("ms", [TIMEOUT_MS + 1, 2 * HOUR_MS, 30 * HOUR_MS])
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_a_claim_winner_that_sleeps_alone_publishes_once_or_is_uncertain(world: World, name: str, ms: int) -> None:
+def test_a_paused_claim_winner_publishes_once_or_is_uncertain(world: CommitWorld, name: str, ms: int) -> None:
     verb = VERBS[name]
     table, store = world.actor()
     _sleep_once(world, store, "create", "_claims/epoch-", ms=ms, then=lambda: None)
@@ -536,20 +513,18 @@ def test_a_claim_winner_that_sleeps_alone_publishes_once_or_is_uncertain(world: 
     except (CommitStateUnknown, CommitTimedOut):
         done = False
     assert world.rows() == (expect(verb, BASE) if done else BASE)
-    # Nobody else was there to complete it: its claim was too old, so the epoch is void.
-    assert [f.file.epoch for f in check_sound(world.store).files.values() if f.file.void] == [2]
+    # No other writer completed it, and its claim was too old, so the epoch is void.
+    assert [f.file.epoch for f in world.state().files.values() if f.file.void] == [2]
     assert world.rows(world.before_ms) == BASE
 
 
 @pytest.mark.parametrize("ms", [1_000, TIMEOUT_MS + 1, 2 * HOUR_MS, 30 * HOUR_MS])
 @pytest.mark.parametrize("after_request", [("create", "_claims/epoch-"), ("list", "_log/")])
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_a_sleeper_wakes_up_in_another_age_and_changes_nothing_twice(
-    world: World, name: str, after_request: tuple[str, str], ms: int
-) -> None:
+def test_a_paused_writer_commits_once(world: CommitWorld, name: str, after_request: tuple[Kind, str], ms: int) -> None:
     verb = VERBS[name]
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
 
     def meanwhile() -> None:
         RECOVERY.act(other)
@@ -567,7 +542,7 @@ def test_a_sleeper_wakes_up_in_another_age_and_changes_nothing_twice(
     except CommitStateUnknown:
         done = None
     if ms > HOUR_MS and after_request[0] == "create":
-        assert done is None, "what would tell may have been cleaned up, and it would be done a second time"
+        assert done is None, "cleanup may have deleted the evidence, so a retry could commit twice"
     late = {(9, 98), (9, 99)}
     first = set(expect(verb, BASE)) | (set() if name == "overwrite" else late)
     allowed = {True: [first, first | late], False: [set(BASE) | late], None: [set(BASE) | late, first | late]}[done]
@@ -575,25 +550,23 @@ def test_a_sleeper_wakes_up_in_another_age_and_changes_nothing_twice(
     assert len(world.rows()) == len(set(world.rows()))
 
 
-def test_a_claim_created_anew_after_its_removal_does_not_publish_old_state(world: World) -> None:
-    # The log is read at epoch 1; while the reader sleeps, epochs pass, and their claims are removed.
+def test_a_recreated_claim_does_not_publish_old_state(world: CommitWorld) -> None:
+    # The actor reads the log at epoch 1. During its pause, epochs pass and their claims are removed.
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
 
-    def ages_pass(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch-2" in request.keys[0]:
-            store.before = None
-            for n in range(3):
-                world.clock.advance(MINUTE_MS)
-                other.insert([{"k": 7, "n": n, f"c{n}": 1}])
-            other.drop_partitions(["k=0"])
-            for _ in range(3):
-                world.clock.advance(2 * HOUR_MS)
-                other.cleanup()
-            assert not any("epoch-2" in k for k in world.store.objects), "the claim is gone"
+    def epochs_pass() -> None:
+        for n in range(3):
+            world.clock.advance(MINUTE_MS)
+            other.insert([{"k": 7, "n": n, f"c{n}": 1}])
+        other.drop_partitions(["k=0"])
+        for _ in range(3):
+            world.clock.advance(2 * HOUR_MS)
+            other.cleanup()
+        assert not any("epoch-2" in k for k in world.store.objects), "the claim is deleted"
 
-    store.before = ages_pass
-    with pytest.raises(CommitStateUnknown):  # for all it knows, its claim was won before it slept
+    act_before(store, epochs_pass, kind="create", key="_claims/epoch-2")
+    with pytest.raises(CommitStateUnknown):  # its claim may have been decided before the pause
         table.drop_partitions(["k=1"])
     assert world.rows() == ((1, 1), (1, 3), (7, 0), (7, 1), (7, 2))
     report = table.drop_partitions(["k=1"])
@@ -601,24 +574,22 @@ def test_a_claim_created_anew_after_its_removal_does_not_publish_old_state(world
     assert world.rows() == ((7, 0), (7, 1), (7, 2))
 
 
-def test_a_publication_that_wakes_up_after_its_void_is_not_taken_for_a_success(world: World) -> None:
-    # The put itself hangs; others void the epoch; it lands on a key that is taken.
+def test_a_publication_after_its_void_is_not_reported_as_success(world: CommitWorld) -> None:
+    # The put is delayed until another writer has put a void at its key.
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
 
-    def hang(request: Request) -> None:
-        if request.kind == "create" and "_log/" in request.keys[0]:
-            store.before = None
-            world.clock.advance(TIMEOUT_MS + 1)
-            RECOVERY.act(other)
+    def put_void() -> None:
+        world.clock.advance(TIMEOUT_MS + 1)
+        RECOVERY.act(other)
 
-    store.before = hang
+    act_before(store, put_void, kind="create", key="_log/")
     VERBS["overwrite a partition"].act(table)
     assert world.rows() == tuple(sorted((*((k, n) for k, n in BASE if k), (0, 40), (9, 99))))
-    assert [f.file.epoch for f in check_sound(world.store).files.values() if f.file.void] == [2]
+    assert [f.file.epoch for f in world.state().files.values() if f.file.void] == [2]
 
 
-def test_parts_that_are_too_old_are_not_published(world: World) -> None:
+def test_parts_that_are_too_old_are_not_published(world: CommitWorld) -> None:
     for verb in (VERBS["insert"], VERBS["insert a column"], VERBS["overwrite"]):
         world.reset()
         table, store = world.actor()
@@ -628,13 +599,15 @@ def test_parts_that_are_too_old_are_not_published(world: World) -> None:
         assert world.rows() == BASE
 
 
-def test_parts_that_grow_too_old_between_claim_and_publication_are_not_published_by_their_writer(world: World) -> None:
+def test_parts_that_become_too_old_after_the_claim_are_not_published_by_their_writer(
+    world: CommitWorld,
+) -> None:
     table, store = world.actor()
     age = {"_data/": 12 * HOUR_MS - MINUTE_MS, "_claims/epoch": 2 * MINUTE_MS}
 
     def sleep(request: Request) -> None:
         for part in [p for p in age if request.kind == "create" and p in request.keys[0]]:
-            world.clock.advance(age.pop(part))  # once: the clocks are compared by an object of their own
+            world.clock.advance(age.pop(part))  # once, because the clocks are compared by another object
 
     store.after = sleep
     with pytest.raises(CommitStateUnknown) as caught:
@@ -643,8 +616,8 @@ def test_parts_that_grow_too_old_between_claim_and_publication_are_not_published
     assert world.rows() == BASE
 
 
-class MergeLog:
-    """An exclusive commit that replaces log files and nothing else."""
+class ReplaceLogFiles:
+    """An exclusive commit that only replaces log files."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys
@@ -657,72 +630,64 @@ class MergeLog:
         return draft(state, t_ms=t_ms, replaces=self.keys)
 
 
-def test_a_put_that_lands_where_its_void_was_replaced_and_deleted_is_no_success(world: World) -> None:
+def test_a_put_after_its_void_was_replaced_and_deleted_is_not_a_success(world: CommitWorld) -> None:
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
 
-    def hang(request: Request) -> None:
-        if request.kind == "create" and "_log/" in request.keys[0]:
-            store.before = None
-            world.clock.advance(TIMEOUT_MS + 1)
-            RECOVERY.act(other)  # puts the void
-            commit_exclusive(other.handle, MergeLog(request.keys[0]))
-            world.clock.advance(2 * HOUR_MS)
-            other.cleanup()
-            assert request.keys[0] not in world.store.objects
+    def replace_void() -> None:
+        key = store.requests[-1].keys[0]
+        world.clock.advance(TIMEOUT_MS + 1)
+        RECOVERY.act(other)  # puts the void
+        commit_exclusive(other.handle, ReplaceLogFiles(key))
+        world.clock.advance(2 * HOUR_MS)
+        other.cleanup()
+        assert key not in world.store.objects
 
-    store.before = hang
+    act_before(store, replace_void, kind="create", key="_log/")
     with pytest.raises(CommitStateUnknown):
         VERBS["overwrite a partition"].act(table)
-    # A v3 reader knows no epochs: against a request that hangs for hours it has no defence.
-    assert world.rows_in(world.open().handle.read()) == expect(RECOVERY, BASE)
+    # A v3 reader ignores epochs, so a request that is delayed for hours misleads it.
+    assert world.rows_in(world.table().handle.read()) == expect(RECOVERY, BASE)
 
 
-def test_a_merge_that_others_completed_and_merged_again_finds_itself(world: World) -> None:
-    # Its log file is gone; the parts it wrote are named by another file, which carried its markers.
+def test_a_merge_that_others_completed_and_merged_again_recognizes_its_commit(world: CommitWorld) -> None:
+    # Its log file is deleted. Another log file carried its markers and names its parts.
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
 
-    def others(request: Request) -> None:
-        if request.kind == "create" and "_log/" in request.keys[0]:
-            store.before = None
-            RECOVERY.act(other)  # completes the merge first
-            other.insert([{"k": 0, "n": 97}])
-            other.merge()
+    def merge_again() -> None:
+        RECOVERY.act(other)  # completes the merge first
+        other.insert([{"k": 0, "n": 97}])
+        other.merge()
 
     store.inject(Fault.FAIL, kind="create", key="_log/")
-    store.before = others
+    act_before(store, merge_again, kind="create", key="_log/")
     report = table.merge()
     assert (report.commit.committed, report.merged_parts) == (True, 4)
     assert world.rows() == tuple(sorted((*BASE, (0, 97), (9, 99))))
-    assert world.orphans() == set()
+    assert world.unnamed_parts() == set()
 
 
 # ------------------------------------------------------------------------------------------ beside v3 programs
 
 
-def _v3_writes_when_our_log_put_fails(world: World, store: FaultyStore, file: LogFile) -> None:
-    """Our claim is open then: it names our parts, and anybody may still complete it."""
-
-    def write(request: Request) -> None:
-        if request.kind == "create" and "_log/" in request.keys[0]:
-            store.before = None
-            world.store.create(world.store.location.keys.log_file(file.t_ms, merged=False, writer="v3"), encode(file))
-
+def _v3_writes_when_our_log_put_fails(world: CommitWorld, store: FaultyStore, file: LogFile) -> None:
+    """Write a log file of v3 while our claim is open. It names our parts, and any writer may still complete it."""
+    key = world.store.location.keys.log_file(file.t_ms, merged=False, writer="v3")
     store.inject(Fault.FAIL, kind="create", key="_log/")
-    store.before = write
+    act_before(store, lambda: world.store.create(key, encode(file)), kind="create", key="_log/")
 
 
-def test_parts_that_an_open_claim_names_are_kept_though_their_batch_is_refused(world: World) -> None:
+def test_parts_that_an_open_claim_names_are_kept_although_their_batch_is_rejected(world: CommitWorld) -> None:
     table, store = world.actor()
     _v3_writes_when_our_log_put_fails(world, store, LogFile(world.clock.now_ms(), {"c": "VARCHAR"}))
     with pytest.raises(CommitStateUnknown) as caught:
         table.insert([{"k": 0, "n": 20, "c": 1}])
     assert isinstance(caught.value.__cause__, SchemaConflict)
-    assert len(world.orphans()) == 1, "the claim still names it"
+    assert len(world.unnamed_parts()) == 1, "the claim still names it"
 
 
-def test_a_merged_part_that_an_open_claim_names_is_kept_though_its_inputs_died(world: World) -> None:
+def test_a_merged_part_of_an_open_claim_is_kept_without_its_inputs(world: CommitWorld) -> None:
     table, store = world.actor()
     t_ms = world.clock.now_ms()
     inputs = [m for m in table.handle.read().live if "k=0" in m.key]
@@ -738,9 +703,8 @@ def test_a_merged_part_that_an_open_claim_names_is_kept_though_its_inputs_died(w
 # ------------------------------------------------------------------------------------------ clocks and damage
 
 
-def test_exclusive_commits_rise_in_time_whatever_the_clocks_say(world: World) -> None:
-    fast = world.open(skew_ms=59_000)
-    slow = world.open(skew_ms=-59_000)
+def test_times_of_exclusive_commits_increase_although_clocks_differ(world: CommitWorld) -> None:
+    fast, slow = world.table(skew_ms=59_000), world.table(skew_ms=-59_000)
     times: list[int] = []
     for n, table in enumerate((fast, slow, fast, slow)):
         commit: Commit = table.insert([{"k": 5, "n": n, f"c{n}": 1}])
@@ -750,49 +714,44 @@ def test_exclusive_commits_rise_in_time_whatever_the_clocks_say(world: World) ->
     world.rows()
 
 
-def test_a_head_from_a_clock_far_ahead_does_not_hide_what_comes_after_it(world: World) -> None:
-    # Its key sorts after all honest ones, so "from the head's key on" would list none of them.
-    ahead = world.open(skew_ms=10 * HOUR_MS)
-    ahead.handle._clock_checked = True  # as a program that does not look
+def test_a_head_from_a_clock_far_ahead_does_not_hide_later_commits(world: CommitWorld) -> None:
+    # Its key sorts after all others, so a listing from the head's key on would contain none of them.
+    ahead = open_table(world.store, world.clock.skewed(10 * HOUR_MS), fencing="none")  # which does not compare clocks
     ahead.insert([{"k": 5, "n": 5, "c": 1}])
     table, store = world.actor()
-    other, _ = world.actor()
+    other = world.table()
 
-    def interrupt(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch" in request.keys[0]:
-            store.before = None
-            other.drop_partitions(["k=5"])
-            world.store.delete([world.store.location.keys.epoch_claim(3)])  # as after the grace period
+    def drop_and_forget() -> None:
+        other.drop_partitions(["k=5"])
+        world.store.delete([world.store.location.keys.epoch_claim(3)])  # as after the grace period
 
-    store.before = interrupt
+    act_before(store, drop_and_forget, kind="create", key="_claims/epoch")
     report = table.drop_partitions(["k=1"])
     assert report.commit.epoch == 4
     state = check_sound_but_for_v3(world.store)
     assert {decode_partition(partition_of("table/_data/", m.key))["k"] for m in state.live} == {"0"}
 
 
-def test_a_claim_from_a_clock_far_ahead_becomes_void(world: World) -> None:
-    # Its program died before it could compare the clocks. Published, its tombstones would come into force in ten hours.
-    store = FaultyStore(world.store)
-    ahead = world.open(store, skew_ms=10 * HOUR_MS)
+def test_a_claim_from_a_clock_far_ahead_becomes_void(world: CommitWorld) -> None:
+    # Its program crashed before it compared the clocks. If published, its tombstones would apply in ten hours.
+    ahead, store = world.actor(skew_ms=10 * HOUR_MS)
 
-    def die(request: Request) -> None:
-        if request.kind == "head":
-            raise Crash
+    def crash() -> None:
+        raise Crash
 
-    store.before = die
+    act_before(store, crash, kind="head")
     with pytest.raises(Crash):
         ahead.drop_partitions(["k=0"])
     assert world.store.list(world.store.location.keys.epoch_claim(2))
     rows = world.rows()
-    table, _ = world.actor()
+    table = world.table()
     table.drop_partitions(["k=1"])
     assert world.rows() == tuple(r for r in rows if r[0] == 0)
-    assert check_sound(world.store).epoch == 3
+    assert world.state().epoch == 3
 
 
 def check_sound_but_for_v3(store: ClockedStore) -> TableState:
-    """A v3 reader goes by key order, and a clock ten hours ahead is beyond what the format promises it."""
+    """Check the store, except for v3 readers: they follow key order, and the clock is ten hours ahead."""
     try:
         return check_sound(store)
     except AssertionError as error:
@@ -801,10 +760,10 @@ def check_sound_but_for_v3(store: ClockedStore) -> TableState:
         return open_table(store, store.clock).handle.read()
 
 
-def test_a_claim_that_cannot_be_read_is_named(world: World) -> None:
+def test_an_unreadable_claim_raises_corrupt_log(world: CommitWorld) -> None:
     claim = world.store.location.keys.epoch_claim(2)
     world.store.create(claim, b'{"key": "x"}')
-    table, _ = world.actor()
+    table = world.table()
     for act in (lambda: table.drop_partitions(["k=0"]), lambda: table.insert([{"k": 0, "n": 1, "c": 1}])):
         with pytest.raises(CorruptLog, match="is not a claim") as caught:
             act()
@@ -814,14 +773,14 @@ def test_a_claim_that_cannot_be_read_is_named(world: World) -> None:
     assert len(world.rows()) == 5
 
 
-# ------------------------------------------------------------------------------------------ what it costs
+# ------------------------------------------------------------------------------------------ number of requests
 
 
 def _cost(store: FaultyStore) -> list[str]:
     return [f"{r.kind} {r.keys[0].split('/')[1]}" for r in store.requests]
 
 
-def test_a_plain_append_costs_its_parts_and_one_put(world: World) -> None:
+def test_a_plain_append_costs_its_parts_and_one_put(world: CommitWorld) -> None:
     table, store = world.actor()
     table.insert([{"k": 0, "n": 1}])
     store.requests.clear()
@@ -829,18 +788,10 @@ def test_a_plain_append_costs_its_parts_and_one_put(world: World) -> None:
     assert _cost(store) == ["create _data", "create _data", "create _log"]
 
 
-def test_an_exclusive_commit_that_meets_nobody_costs_four_requests_more_than_its_data(world: World) -> None:
+def test_an_exclusive_commit_without_conflict_costs_four_requests_more_than_its_data(world: CommitWorld) -> None:
     table, store = world.actor()
     table.insert([{"k": 0, "n": 1}])
     table.snapshot()
     store.requests.clear()
     table.drop_partitions(["k=0"])
     assert _cost(store) == ["list _log", "create _claims", "list _log", "create _log"]
-
-
-def test_a_refresh_without_news_is_one_list(world: World) -> None:
-    table, store = world.actor()
-    table.snapshot()
-    store.requests.clear()
-    table.snapshot()
-    assert _cost(store) == ["list _log"]

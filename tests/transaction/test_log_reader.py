@@ -1,11 +1,13 @@
 """A refresh lists little, fetches new log files, and never returns a state that is older or never existed.
 
-Log files are put straight into the store; what the table's own verbs do is in the tests of these.
+The tests put log files directly into the store. The operations of a table have tests of their own.
 """
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -14,11 +16,13 @@ from icedb.errors import InconsistentListing
 from icedb.format.codec import encode
 from icedb.format.keys import Keys
 from icedb.format.records import LogFile, LogTombstoneRecord, Marker
+from icedb.format.table_spec import TableSpec
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS, Timing
 from icedb.operations.commits.drop_partitions import replace_partitions
 from icedb.storage.object_store import ObjectInfo
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, create_table
 from icedb.transaction.append import append
+from icedb.transaction.current_spec import TableTimes
 from icedb.transaction.log_reader import LogReader
 from icedb.writer.part_writer import WrittenParts
 
@@ -27,7 +31,7 @@ BEHIND_MS = 12 * MINUTE_MS  # twice the commit timeout and the skew
 
 
 class ListingStore(FaultyStore):
-    """Remembers where each listing began, and may give it in pieces, as a real one of many keys is."""
+    """A store that records where each listing began, and can omit keys from the next listing."""
 
     def __init__(self, inner: ClockedStore) -> None:
         super().__init__(inner)
@@ -40,8 +44,8 @@ class ListingStore(FaultyStore):
         return [i for i in super().list(prefix, after=after) if i.key not in missing]
 
 
-class World:
-    """A store of log files, and a reader with a past."""
+class LogWorld:
+    """A store of log files, and a reader that keeps its state."""
 
     def __init__(self, *, epochs: bool = True) -> None:
         self.clock = ManualClock()
@@ -77,11 +81,11 @@ def names(reader: LogReader, **options: bool) -> set[str]:
     return {m.key.split("/")[-1].removesuffix(".parquet") for m in reader.read(**options).live}
 
 
-# ------------------------------------------------------------------------------------------ what a refresh asks
+# ------------------------------------------------------------------------------------------ requests of a refresh
 
 
 def test_a_refresh_without_news_is_one_list_from_where_something_could_have_changed() -> None:
-    world = World()
+    world = LogWorld()
     assert world.live() == {"first"}
     assert world.listed.afters == [None]
     newest_ms = world.clock.now_ms()
@@ -94,7 +98,7 @@ def test_a_refresh_without_news_is_one_list_from_where_something_could_have_chan
 
 @pytest.mark.parametrize("ahead_ms", [20 * MINUTE_MS, HOUR_MS, 10 * DAY_MS])
 def test_a_reader_whose_clock_is_far_ahead_sees_new_commits(ahead_ms: int) -> None:
-    world = World()
+    world = LogWorld()
     reader = LogReader(world.store, KEYS, clock=world.clock.skewed(ahead_ms))
     assert names(reader) == {"first"}
     world.clock.advance(MINUTE_MS)
@@ -103,8 +107,8 @@ def test_a_reader_whose_clock_is_far_ahead_sees_new_commits(ahead_ms: int) -> No
 
 
 @pytest.mark.parametrize("behind_ms", [0, MINUTE_MS, BEHIND_MS - 1, BEHIND_MS])
-def test_a_log_file_that_lands_as_far_behind_as_it_may_is_seen(behind_ms: int) -> None:
-    world = World()
+def test_a_log_file_with_the_earliest_time_that_is_allowed_is_read(behind_ms: int) -> None:
+    world = LogWorld()
     world.clock.advance(20 * MINUTE_MS)
     world.live()
     listed_ms = world.clock.now_ms()
@@ -114,8 +118,8 @@ def test_a_log_file_that_lands_as_far_behind_as_it_may_is_seen(behind_ms: int) -
     assert len(world.listed.requests) == 2
 
 
-def test_a_log_file_from_long_past_is_seen_at_once_by_a_fresh_read_and_by_any_after_the_grace_period() -> None:
-    world = World()
+def test_a_log_file_with_an_old_time_is_read_after_the_grace_period() -> None:
+    world = LogWorld()
     world.clock.advance(3 * HOUR_MS)
     world.append("recent")
     world.live()
@@ -132,8 +136,8 @@ def test_a_log_file_from_long_past_is_seen_at_once_by_a_fresh_read_and_by_any_af
     assert world.live(fresh=True) == {"first", "recent", "late", "later"}
 
 
-def test_a_clock_that_is_set_back_is_no_reason_to_miss_anything() -> None:
-    world = World()
+def test_a_reader_whose_clock_is_set_back_misses_no_log_file() -> None:
+    world = LogWorld()
     world.clock.advance(HOUR_MS)
     world.live()
     world.clock.advance(-3 * HOUR_MS)
@@ -141,8 +145,8 @@ def test_a_clock_that_is_set_back_is_no_reason_to_miss_anything() -> None:
     assert world.live() == {"first", "now"}
 
 
-def test_a_log_without_epochs_is_listed_whole_and_what_was_replaced_in_place_is_fetched_again() -> None:
-    world = World(epochs=False)
+def test_a_replaced_log_file_of_a_log_without_epochs_is_fetched_again() -> None:
+    world = LogWorld(epochs=False)
     key = world.append("a")
     world.live()
     world.clock.advance(1_000)
@@ -155,8 +159,8 @@ def test_a_log_without_epochs_is_listed_whole_and_what_was_replaced_in_place_is_
     assert [r.kind for r in world.listed.requests] == ["list"], "the same object is not fetched twice"
 
 
-def test_more_than_a_thousand_log_files_are_read_and_then_remembered() -> None:
-    world = World()
+def test_more_than_a_thousand_log_files_are_fetched_once() -> None:
+    world = LogWorld()
     for n in range(2_500):
         world.clock.advance(1_000)
         world.append(f"p{n}")
@@ -169,21 +173,21 @@ def test_more_than_a_thousand_log_files_are_read_and_then_remembered() -> None:
 # ------------------------------------------------------------------------------------------ the head
 
 
-def test_only_what_counts_is_fetched_the_head_first() -> None:
-    world = World()
+def test_only_effective_log_files_are_fetched_the_head_first() -> None:
+    world = LogWorld()
     keys = [world.append(f"p{n}", t_ms=world.clock.now_ms() + n) for n in range(20)]
     t_ms = world.clock.now_ms() + 30
     first = min(world.store.objects)
-    gone = tuple(LogTombstoneRecord(k, t_ms) for k in [first, *keys])
+    replaced = tuple(LogTombstoneRecord(k, t_ms) for k in [first, *keys])
     parts = (marker("first", 1), *(marker(f"p{n}", n) for n in range(20)))
-    head = world.put(LogFile(t_ms, {}, parts, gone, epoch=2, live_epochs=(2,)))
+    head = world.put(LogFile(t_ms, {}, parts, replaced, epoch=2, live_epochs=(2,)))
     assert len(world.live()) == 21
     assert [r.keys for r in world.listed.requests if r.kind == "get"] == [(head,)]
     assert world.live(everything=True) == world.live()
 
 
 def test_a_head_that_is_deleted_between_list_and_get_does_not_bring_an_older_state_back() -> None:
-    world = World()
+    world = LogWorld()
     first = min(world.store.objects)
     t_ms = world.clock.now_ms()
     parts = (marker("first", t_ms, t_ms + 1), marker("b", t_ms + 1))
@@ -203,7 +207,7 @@ def test_a_head_that_is_deleted_between_list_and_get_does_not_bring_an_older_sta
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_v3_writer_whose_host_is_named_like_an_epoch_is_read(everything: bool) -> None:
-    world = World()
+    world = LogWorld()
     for n, writer in enumerate(("x.e5", "y.e1", "host.e99", "e7", "a_m.e3")):
         world.append(f"v{n}", t_ms=world.clock.now_ms() + n, writer=writer)
     assert world.live(everything=everything) == {"first", "v0", "v1", "v2", "v3", "v4"}
@@ -215,7 +219,7 @@ def test_a_v3_writer_whose_host_is_named_like_an_epoch_is_read(everything: bool)
 
 
 def test_a_listing_without_an_epoch_that_the_head_lists_is_made_again() -> None:
-    world = World()
+    world = LogWorld()
     first = min(world.store.objects)
     world.put(LogFile(world.clock.now_ms() + 1, {}, (marker("b", 1),), epoch=2, live_epochs=(1, 2)))
     world.listed.without = {first}
@@ -223,9 +227,9 @@ def test_a_listing_without_an_epoch_that_the_head_lists_is_made_again() -> None:
     assert world.listed.afters == [None, None]
 
 
-def test_a_refresh_that_was_torn_lists_all() -> None:
-    # A void that was put hours after its time is behind every refresh; the next epoch lists it.
-    world = World()
+def test_a_torn_refresh_lists_the_whole_log() -> None:
+    # No refresh lists a void that was put hours after its time, but the next epoch names it.
+    world = LogWorld()
     world.clock.advance(5 * HOUR_MS)
     world.append("recent")
     world.live()
@@ -236,39 +240,39 @@ def test_a_refresh_that_was_torn_lists_all() -> None:
     assert world.listed.afters[1] is None
 
 
-def test_a_log_that_never_fits_is_reported_and_what_was_remembered_stays_true() -> None:
-    world = World()
+def test_a_missing_live_epoch_raises_and_the_state_stays_readable() -> None:
+    world = LogWorld()
     world.live()
     bad = world.put(LogFile(world.clock.now_ms() + 1, {}, epoch=3, live_epochs=(1, 2, 3)))
-    with pytest.raises(InconsistentListing, match="2"):
+    with pytest.raises(InconsistentListing, match=r"live epochs that are missing: \[2\]"):
         world.live()
     world.store.delete([bad])
     world.append("b")
     assert world.live() == {"first", "b"}
 
 
-# ------------------------------------------------------------------------------------------ what is forgotten
+# ------------------------------------------------------------------------------------------ forgotten objects
 
 
 @pytest.mark.parametrize("idle_h", [1, 30])
 @pytest.mark.parametrize("every_m", [4, 25, 61, 700])
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_reader_never_shows_what_was_merged_away_cleaned_up_and_forgotten(
-    every_m: int, idle_h: int, everything: bool
-) -> None:
+def test_a_reader_never_returns_forgotten_log_files(every_m: int, idle_h: int, everything: bool) -> None:
     # For `idle_h` hours no cleanup runs, so a tombstone may be older than `late_ms` when its log file is deleted.
-    world = World(epochs=False)
+    world = LogWorld(epochs=False)
     table = create_table(world.store, world.clock)
     table.insert([{"n": 0}])
+    overwrite, append_part = (partial(_commit, table, world, replace=replace) for replace in (True, False))
+    acts: list[Callable[[], object]] = [overwrite, append_part, table.merge_log, table.cleanup]
     expected, step, cleaned_ms = 1, 0, world.clock.now_ms()
     end_ms = world.clock.now_ms() + 3 * DAY_MS
     while world.clock.now_ms() < end_ms:
         world.clock.advance(every_m * MINUTE_MS)
-        # The reader looks at a different moment of each round.
-        for n, act in enumerate((_overwrite, _append, _merge_log, _cleanup)):
-            if act is not _cleanup or world.clock.now_ms() - cleaned_ms >= idle_h * HOUR_MS:
-                cleaned_ms = world.clock.now_ms() if act is _cleanup else cleaned_ms
-                act(table, world)
+        # The reader reads at a different step of each round.
+        for n, act in enumerate(acts):
+            if act is not acts[-1] or world.clock.now_ms() - cleaned_ms >= idle_h * HOUR_MS:
+                cleaned_ms = world.clock.now_ms() if act is acts[-1] else cleaned_ms
+                act()
             expected = {0: 1, 1: 2}.get(n, expected)
             if (step + n) % 3 == 0:
                 live = world.live(everything=everything and step % 2 == 0)
@@ -279,16 +283,8 @@ def test_a_reader_never_shows_what_was_merged_away_cleaned_up_and_forgotten(
             world.clock.advance((every_m * 17) % 240 * MINUTE_MS)
 
 
-def _overwrite(table: Table, world: World) -> None:
-    _commit(table, world, replace=True)
-
-
-def _append(table: Table, world: World) -> None:
-    _commit(table, world, replace=False)
-
-
-def _commit(table: Table, world: World, *, replace: bool) -> None:
-    """A small part that is no Parquet file, because no test opens it."""
+def _commit(table: Table, world: LogWorld, *, replace: bool) -> None:
+    """Commit a small part that is not a Parquet file, because no test opens it."""
     world.clock.advance(1)
     now_ms = world.clock.now_ms()
     part = Marker(KEYS.part("", world.clock.new_id()), 1, now_ms, rows=1)
@@ -299,16 +295,8 @@ def _commit(table: Table, world: World, *, replace: bool) -> None:
         append(table.handle, [part], {"n": "BIGINT"}, oldest_part_ms=now_ms)
 
 
-def _merge_log(table: Table, world: World) -> None:
-    table.merge_log()
-
-
-def _cleanup(table: Table, world: World) -> None:
-    table.cleanup()
-
-
-def test_a_log_file_whose_old_tombstone_is_forgotten_right_after_it_was_deleted_stays_away() -> None:
-    world = World(epochs=False)
+def test_a_deleted_log_file_stays_ignored_after_its_old_tombstone_is_forgotten() -> None:
+    world = LogWorld(epochs=False)
     table = create_table(world.store, world.clock)
     table.insert([{"n": 0}])
     _commit(table, world, replace=False)
@@ -327,35 +315,29 @@ def test_a_log_file_whose_old_tombstone_is_forgotten_right_after_it_was_deleted_
 # ------------------------------------------------------------------------------------------ threads
 
 
-def test_threads_that_refresh_one_reader_all_see_what_was_there_when_they_asked() -> None:
-    world = World()
-    errors: list[BaseException] = []
+def test_threads_that_share_a_reader_read_all_commits_from_before_their_reads() -> None:
+    world = LogWorld()
     written = ["first"]
 
-    def refresh() -> None:
-        try:
-            for _ in range(60):
-                before = set(written)
-                missing = before - names(world.reader)
-                assert not missing
-        except BaseException as error:
-            errors.append(error)
+    def refresh(n: int) -> None:
+        for _ in range(60):
+            before = set(written)
+            missing = before - names(world.reader, everything=n == 0, fresh=n == 1)
+            assert not missing
 
-    threads = [threading.Thread(target=refresh) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for n in range(200):
-        world.clock.advance(20_000)
-        world.append(f"p{n}")
-        written.append(f"p{n}")
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as pool:
+        reads = [pool.submit(refresh, n) for n in range(4)]
+        for n in range(200):
+            world.clock.advance(20_000)
+            world.append(f"p{n}")
+            written.append(f"p{n}")
+        for read in reads:
+            read.result()
     assert len(world.live()) == 201
 
 
-def test_a_slow_refresh_does_not_take_back_what_a_quicker_one_has_listed() -> None:
-    world = World()
+def test_a_slow_refresh_does_not_replace_the_state_of_a_quicker_one() -> None:
+    world = LogWorld()
     world.live()
 
     def overtake(request: Request) -> None:
@@ -370,10 +352,11 @@ def test_a_slow_refresh_does_not_take_back_what_a_quicker_one_has_listed() -> No
     assert world.live() == {"first", "b", "c"}
 
 
-def test_a_short_memory_for_tombstones_makes_whole_listings_frequent() -> None:
-    world = World()
-    timing = Timing(late_ms=20 * MINUTE_MS)
-    reader = LogReader(world.listed, KEYS, clock=world.clock, timing=timing)
+def test_a_short_retention_of_log_tombstones_causes_frequent_complete_listings() -> None:
+    world = LogWorld()
+    times = TableTimes()
+    times.learn(TableSpec(timing=Timing(late_ms=20 * MINUTE_MS)))
+    reader = LogReader(world.listed, KEYS, clock=world.clock, times=times)
     names(reader)
     world.listed.afters.clear()
     for _ in range(3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,8 @@ from icedb.testing import ClockedStore, ManualClock, create_table, open_table
 from icedb.transaction.append import append
 
 
-class Replays:
-    """Counts replays, each of which is done all the same."""
+class ReplayCounter:
+    """Counts the replays that it runs."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -36,8 +35,8 @@ class Replays:
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
-    counted = Replays()
+def replays(monkeypatch: pytest.MonkeyPatch) -> ReplayCounter:
+    counted = ReplayCounter()
     monkeypatch.setattr(icedb.transaction.log_reader, "replay", counted)
     return counted
 
@@ -52,7 +51,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 
 
 def commit(table: Table, *, t_ms: int | None = None) -> None:
-    """A part that is no Parquet file, because no test opens it."""
+    """Commit a part that is not a Parquet file, because no test opens it."""
     handle = table.handle
     now_ms = handle.clock.now_ms()
     marker = Marker(handle.keys.part("k=0", handle.clock.new_id()), 10, now_ms, rows=1)
@@ -66,8 +65,8 @@ def commit(table: Table, *, t_ms: int | None = None) -> None:
 
 @pytest.mark.parametrize("everything", [False, True])
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_quiet_refresh_replays_nothing_and_says_what_a_first_look_does(
-    table: Table, clocked: ClockedStore, clock: ManualClock, replays: Replays, everything: bool, fresh: bool
+def test_a_quiet_refresh_replays_nothing_and_returns_the_state_of_a_first_read(
+    table: Table, clocked: ClockedStore, clock: ManualClock, replays: ReplayCounter, everything: bool, fresh: bool
 ) -> None:
     table.merge_log()
     reader = open_table(clocked, clock).handle
@@ -78,7 +77,7 @@ def test_a_quiet_refresh_replays_nothing_and_says_what_a_first_look_does(
     assert replays.of(read) == 1
     for by_ms in (0, MINUTE_MS, 20 * MINUTE_MS):
         clock.advance(by_ms)
-        # The first refresh that lists a part of the log only leaves out what had been superseded before.
+        # The first refresh that lists only a part of the log omits log files that had been superseded before.
         assert replays.of(read) <= (by_ms == 20 * MINUTE_MS and not (fresh or everything))
     first = open_table(clocked, clock).handle.read(everything=everything)
     assert (read().live, read().schema, read().horizon_ms) == (first.live, first.schema, first.horizon_ms)
@@ -94,8 +93,8 @@ CHANGES: dict[str, Callable[[Table], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_whatever_is_committed_is_replayed_once(
-    table: Table, clocked: ClockedStore, clock: ManualClock, replays: Replays, change: Callable[[Table], object]
+def test_each_change_is_replayed_once(
+    table: Table, clocked: ClockedStore, clock: ManualClock, replays: ReplayCounter, change: Callable[[Table], object]
 ) -> None:
     reader = open_table(clocked, clock).handle
     reader.read()
@@ -106,24 +105,7 @@ def test_whatever_is_committed_is_replayed_once(
     assert replays.of(reader.read) == 0
 
 
-def test_a_log_file_that_was_replaced_in_place_is_replayed(
-    clocked: ClockedStore, clock: ManualClock, replays: Replays
-) -> None:
-    t_ms = clock.now_ms()  # a log without epochs: programs of v3 may do that
-    create_table(clocked, clock)
-    keys = clocked.location.keys
-    log_file = keys.log_file(t_ms, merged=False, writer="v3")
-    clocked.create(log_file, encode(LogFile(t_ms, {}, (Marker(keys.part("", "a"), 1, t_ms),))))
-    reader = open_table(clocked, clock).handle
-    assert len(reader.read().live) == 1
-    clock.advance(1)
-    clocked.delete([log_file])
-    clocked.create(log_file, encode(LogFile(t_ms, {})))
-    assert replays.of(reader.read) == 1
-    assert reader.read().live == []
-
-
-def test_a_state_of_everything_is_not_taken_for_one_of_what_counts(
+def test_states_with_and_without_ignored_log_files_differ(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     table.merge_log()
@@ -133,9 +115,7 @@ def test_a_state_of_everything_is_not_taken_for_one_of_what_counts(
         assert (len(state.files), len(state.effective), len(state.listed_ms)) == (4 if everything else 1, 1, 4)
 
 
-def test_cleanup_finds_what_was_superseded_however_often_the_table_was_read(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_cleanup_finds_superseded_objects_after_reads(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.drop_partitions(["k=0"])
     for _ in range(20):
         clock.advance(4 * MINUTE_MS)
@@ -146,7 +126,7 @@ def test_cleanup_finds_what_was_superseded_however_often_the_table_was_read(
     assert (again.deleted_parts, again.deleted_log_files) == ((), ())
 
 
-def test_a_log_that_cannot_be_replayed_is_refused_each_time_and_read_when_it_is_right_again(
+def test_a_conflict_raises_at_each_read_until_it_is_repaired(
     table: Table, clocked: ClockedStore, clock: ManualClock
 ) -> None:
     reader = open_table(clocked, clock).handle
@@ -159,29 +139,3 @@ def test_a_log_that_cannot_be_replayed_is_refused_each_time_and_read_when_it_is_
         assert reader.tolerant().read().conflicts
     clocked.delete([key])
     assert reader.read().parts == before.parts
-
-
-def test_threads_that_share_a_table_never_see_less_than_what_was_there_when_they_asked(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    reader = open_table(clocked, clock).handle
-    written, errors = [3], []
-
-    def refresh(n: int) -> None:
-        for _ in range(100):
-            before = written[0]
-            found = len(reader.read(everything=n == 0, fresh=n == 1).live)
-            if found < before:
-                errors.append((before, found))
-
-    threads = [threading.Thread(target=refresh, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(100):
-        clock.advance(1)
-        commit(table)
-        written[0] += 1
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(reader.read().live) == 103

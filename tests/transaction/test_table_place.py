@@ -20,11 +20,8 @@ from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.append import append
 from icedb.transaction.table_place import foreign_roots, is_below, locations_above
 from tests.support.object_stores.stores import Place
+from tests.support.tables.attached_tables import created as create
 from tests.support.tables.v3_api import client, program
-
-
-def create(place: Place, **options: object) -> Table:
-    return Table.create(place.uri, storage_options=place.storage_options, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("folder", ["_data", "_log", "_claims", "_delta_log", "metadata"])
@@ -57,7 +54,7 @@ def test_no_log_is_put_inside_a_folder_of_another_table(local: Place, tmp_path: 
     assert Table.open(split.uri).verify().ok
 
 
-def test_nested_prefixes_are_two_tables_of_which_no_check_of_one_names_the_other(place: Place) -> None:
+def test_no_check_of_one_of_two_nested_tables_names_the_other(place: Place) -> None:
     outer, inner = create(place, partition_by=["n % 2 AS p"]), create(place.below("daily"), partition_by=["n AS p"])
     for table in (outer, inner):
         table.insert([{"n": 1}, {"n": 2}])
@@ -68,7 +65,7 @@ def test_nested_prefixes_are_two_tables_of_which_no_check_of_one_names_the_other
         assert table.health().recommendations == ()
 
 
-def test_a_nested_log_of_another_table_is_no_foreign_object(local: Place, tmp_path: Path) -> None:
+def test_a_nested_log_of_another_table_is_not_a_foreign_object(local: Place, tmp_path: Path) -> None:
     outer = create(local)
     outer.insert([{"n": 1}])
     Table.create(tmp_path / "other", log_uri=f"{local.uri}/logs").insert([{"n": 1}])
@@ -89,12 +86,12 @@ def test_a_sweep_deletes_nothing_below_another_table_and_names_it(clocked: Clock
     assert report.deleted_parts == (own,)
     assert set(report.foreign) == set(theirs)
     assert set(theirs) <= clocked.objects.keys()
-    # Without its spec, its parts still have a folder that no partition of the outer table has.
+    # Without its spec, its parts are still in a folder that is not a partition of the outer table.
     clocked.delete([theirs[0]])
     assert theirs[1] not in table.delete_orphans().deleted_parts
 
 
-def test_roots_of_other_tables_are_recognised_by_spec_log_file_or_probe() -> None:
+def test_roots_of_other_tables_are_recognized_by_spec_log_file_or_probe() -> None:
     own = parse_location("s3://b/lake/events").keys
     keys = [
         "lake/events/_table.json",
@@ -110,7 +107,7 @@ def test_roots_of_other_tables_are_recognised_by_spec_log_file_or_probe() -> Non
     assert not is_below("lake/events/daily2/a", roots)
 
 
-def test_an_address_without_a_reserved_segment_asks_nothing_above() -> None:
+def test_an_address_without_a_reserved_segment_checks_nothing_above() -> None:
     assert list(locations_above(parse_location("s3://b/lake/events/daily_data"))) == []
     above = locations_above(parse_location("s3://b/_data/x/_log"))
     assert [a.uri for a in above] == ["s3://b", "s3://b/_data/x"]
@@ -120,7 +117,7 @@ def test_an_address_without_a_reserved_segment_asks_nothing_above() -> None:
 
 
 @pytest.mark.parametrize("left", ["_data", "_log", "_claims"])
-def test_no_table_is_created_over_what_a_lost_one_left(place: Place, left: str) -> None:
+def test_no_table_is_created_over_the_objects_of_a_lost_one(place: Place, left: str) -> None:
     table = create(place)
     table.insert([{"n": 1}])
     store, keys = table.handle.store, table.handle.keys
@@ -145,7 +142,7 @@ def test_no_table_is_created_over_the_parts_of_one_whose_log_is_elsewhere(local:
     assert len(open_store(parse_location(local.uri)).list("_data/")) == 1
 
 
-def test_a_sweep_refuses_parts_of_a_table_without_commits(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_sweep_rejects_a_table_without_commits(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock)
     key = clocked.location.keys.part("", "orphan")
     clocked.create(key, b"x")
@@ -158,10 +155,10 @@ def test_a_sweep_refuses_parts_of_a_table_without_commits(clocked: ClockedStore,
     assert table.delete_orphans().deleted_parts == (key,)
 
 
-# ------------------------------------------------------------------------------------------------ other ways in
+# ------------------------------------------------------------------------------------------------ other entry points
 
 
-def test_a_log_is_not_put_where_a_table_is(local: Place, tmp_path: Path) -> None:
+def test_a_log_cannot_have_the_address_of_a_table(local: Place, tmp_path: Path) -> None:
     create(local, fencing="none")  # no probe, no log file yet
     with pytest.raises(InvalidURI, match="is the address of another table"):
         Table.create(tmp_path / "other", log_uri=local.uri)
@@ -170,7 +167,7 @@ def test_a_log_is_not_put_where_a_table_is(local: Place, tmp_path: Path) -> None
         Table.create(tmp_path / "third", log_uri=split.uri)
 
 
-def test_no_table_is_created_where_the_log_of_another_is(tmp_path: Path) -> None:
+def test_no_table_is_created_at_the_address_of_a_log(tmp_path: Path) -> None:
     split = Table.create(tmp_path / "split", log_uri=tmp_path / "log")
     with pytest.raises(TableExists, match=f"'{split.uri}' has its log there"):
         Table.create(tmp_path / "log")
@@ -181,7 +178,7 @@ def test_no_table_is_created_where_the_log_of_another_is(tmp_path: Path) -> None
 @pytest.mark.s3
 def test_the_first_write_of_a_v3_program_checks_its_address(s3: Place) -> None:
     create(s3).insert([{"n": 1}])
-    inner = s3.below("metadata/child")  # the other names, no client of v3 can have
+    inner = s3.below("metadata/child")  # v3 clients cannot have the other names
     with pytest.raises(InvalidURI, match="belongs to the table"):
         program(inner).insert([{"n": 1, "p": 1}])
     with pytest.raises(InvalidURI, match="belongs to the table"):
@@ -218,10 +215,10 @@ def test_cleanup_keeps_parts_of_another_table_that_its_log_names(clocked: Clocke
     assert theirs in clocked.objects
 
 
-def test_info_of_one_of_two_nested_tables_counts_its_own_rows(local: Place) -> None:
+def test_info_of_a_nested_table_counts_its_own_rows(local: Place) -> None:
     outer, inner = create(local), create(local.below("daily"))
     outer.insert([{"n": 1}])
     inner.insert([{"n": 1}, {"n": 2}])
     for table, rows in ((outer, 1), (inner, 2)):
-        shown = CliRunner().invoke(app, ["info", table.uri, "--json"])
-        assert (shown.exit_code, json.loads(shown.stdout)["live_rows"]) == (0, rows)
+        result = CliRunner().invoke(app, ["info", table.uri, "--json"])
+        assert (result.exit_code, json.loads(result.stdout)["live_rows"]) == (0, rows)

@@ -1,14 +1,14 @@
 """A headless Chromium on the example's platform, and the pictures that it takes.
 
-`make ui-test` says in `CHROMIUM` which browser. The pictures go to `docs/images` when all tests have passed, and not
-before. When a test fails, what the browser showed then and what its console said are in the test's folder.
+`make ui-test` sets the browser in `CHROMIUM`. The pictures are written to `docs/images` after all tests have passed.
+When a test fails, a picture of the page and the browser's console are in the test's folder.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +29,32 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# Of a run that waits for others on a busy machine.
+# For a run that waits for others on a busy machine.
 expect.set_options(timeout=120_000)
 CONSOLE = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
 def lake(s3_server: S3Server) -> dict[str, str]:
-    """The way into the S3 server, on which there is a bucket `lake`."""
+    """Return the options of the S3 server with a bucket `lake`."""
     s3_server.client().create_bucket(Bucket="lake")
     return s3_server.storage_options
 
 
 @pytest.fixture(scope="module")
 def platform(lake: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExamplePlatform]:
-    """The example with events and sessions of three weeks."""
+    """Return the platform of the example, with events and sessions of three weeks."""
     with example_platform(tmp_path_factory.mktemp("platform"), storage_options=lake) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def page(platform: ExamplePlatform, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """One page for the whole story, with a profile of its own, and without the names beside the navigation's icons."""
-    found = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    assert found, "there is no Chromium here: apt-get install chromium, or say where it is: CHROMIUM=..."
+    """Return one page for all tests, with its own profile and without names beside the navigation's icons."""
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    assert path, "Chromium is missing: apt-get install chromium, or set CHROMIUM to its path"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(FLAGS))
         page = browser.new_page(base_url=platform.url, viewport={"width": 1280, "height": 800}, timezone_id="UTC")
         page.set_default_timeout(60_000)
         console: list[str] = []
@@ -75,7 +75,7 @@ class Pictures:
         self.taken: list[str] = []
 
     def take(self, name: str, of: Any) -> None:
-        """Of a page, or of an element of it, when it has come to rest."""
+        """Take a picture of a page or an element after it has settled."""
         page = of if isinstance(of, Page) else of.page
         page.mouse.move(0, 0)
         page.wait_for_timeout(1500)  # icons and fonts come late, and tooltips go late
@@ -83,7 +83,7 @@ class Pictures:
         self.taken.append(name)
 
     def publish(self, folder: Path) -> None:
-        """Put them where the documentation has its images, as small as they can be without being ugly."""
+        """Write them to the documentation's images, compressed."""
         for name in self.taken:
             with Image.open(self.folder / f"ui-{name}.png") as taken:
                 few = taken.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
@@ -92,18 +92,18 @@ class Pictures:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Pictures]:
-    """Those of all tests, which are published if all of them ran and passed."""
+    """Collect the pictures of all tests, and publish them if all of them ran and passed."""
     pictures = Pictures(tmp_path_factory.mktemp("pictures"))
     yield pictures
-    in_module = [item for item in request.session.items if item.module is request.module]
+    in_module = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     complete = len(in_module) == len([name for name in dir(request.module) if name.startswith("test_")])
     if complete and not request.session.testsfailed:
         pictures.publish(IMAGES)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """What was on the screen when a test failed."""
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Add the picture and the console of the page to the report of a failed test."""
     report: Any = yield
     page = getattr(item, "funcargs", {}).get("page")
     if report.when == "call" and report.failed and page is not None:

@@ -1,20 +1,17 @@
-"""The example project on a platform of its own, with its tables in a bucket, as the tests of the UI find it.
+"""The example project on its own platform, with its tables in a bucket, for the tests of the UI.
 
-A copy of `examples/web_analytics` with generated events of `DAYS` days, few a day. Events and sessions are there;
-what the tests start by a click is not: the daily metrics, a merge, a check that fails, a sensor.
+A copy of `examples/web_analytics` with a few generated events on each of `DAYS` days. Events and sessions exist; the
+tests start the rest by clicks: the daily metrics, a merge, a failing check, a sensor.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import boto3
 import dagster as dg
@@ -23,9 +20,10 @@ from dagster._core.scheduler.instigation import InstigatorStatus
 import icedb
 from icedb_dagster.dev import stack
 from icedb_dagster.dev.stack.ports import free_port
+from tests.support.processes import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_analytics"
-#: Of September 2026, from its first.
+#: Days of September 2026, from the first.
 DAYS = 21
 LAKE = "s3://lake/web-analytics"
 GENERATE = """
@@ -36,23 +34,23 @@ generate.generate(settings.INBOX, settings.DAYS, scale=0.1)
 
 @dataclass(frozen=True)
 class ExamplePlatform:
-    """The running platform: where its UI is, its instance, its tables."""
+    """The running platform: the address of its UI, its instance and its tables."""
 
     url: str
     instance: dg.DagsterInstance
     project: Path
 
     def table(self, name: str) -> icedb.Table:
-        """A table of the project's."""
+        """Open a table of the project."""
         return icedb.Table.open(f"{LAKE}/{name}")
 
     def put(self, key: str, content: bytes) -> None:
-        """An object below the tables that somebody else has put there."""
+        """Put a foreign object below the tables."""
         bucket, _, prefix = LAKE.removeprefix("s3://").partition("/")
         boto3.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/{key}", Body=content)
 
     def switched_on(self) -> set[str]:
-        """The schedules and sensors that run."""
+        """Return the schedules and sensors that run."""
         states = self.instance.all_instigator_state()
         return {state.instigator_name for state in states if state.status is InstigatorStatus.RUNNING}
 
@@ -62,7 +60,7 @@ def example_platform(folder: Path, *, storage_options: Mapping[str, str]) -> Ite
     """Start the platform in a folder, fill its first tables, and stop it at the end."""
     project = folder / "web_analytics"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("data", ".icedb-dagster", "__pycache__"))
-    kept = dict(os.environ)
+    saved = dict(os.environ)
     for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME"):
         os.environ.pop(name, None)
     os.environ |= {
@@ -75,25 +73,18 @@ def example_platform(folder: Path, *, storage_options: Mapping[str, str]) -> Ite
         started = stack.up(project, port=free_port())
         assert started.warnings == (), started.warnings
         os.environ.update(stack.environment(started))
-        _python(project, "-c", GENERATE)
+        run_python("-c", GENERATE, cwd=project)
         _materialize(project, "events", "sessions")
         with dg.DagsterInstance.get() as instance:
             yield ExamplePlatform(str(started.webserver_url), instance, project)
     finally:
         stack.down(project)
         os.environ.clear()
-        os.environ.update(kept)
+        os.environ.update(saved)
 
 
 def _materialize(project: Path, *assets: str) -> None:
     days = f"2026-09-01...2026-09-{DAYS:02}"
     select = ",".join(assets)
     command = ["dagster", "asset", "materialize", "-m", "web_analytics.definitions", "--select", select]
-    _python(project, "-m", *command, "--partition-range", days)
-
-
-def _python(project: Path, *arguments: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=project, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    run_python("-m", *command, "--partition-range", days, cwd=project)

@@ -1,16 +1,15 @@
-"""The documentation site in a browser, opened as files: its search answers, and nothing is fetched from elsewhere."""
+"""The documentation site in a browser, opened as files: its search works, and it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
 from tests.ui.conftest import FLAGS
 
@@ -20,9 +19,9 @@ def test_the_search_of_the_site_works_without_a_server(scheme: str, site: Path) 
     beyond: list[str] = []
     problems: list[str] = []
     with sync_playwright() as playwright:
-        found = os.environ.get("CHROMIUM") or shutil.which("chromium")
-        browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
-        page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
+        path = os.environ.get("CHROMIUM") or shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(FLAGS))
+        page = browser.new_page(color_scheme=scheme)
         page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "about:")) else beyond.append(r.url))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -35,7 +34,7 @@ def test_the_search_of_the_site_works_without_a_server(scheme: str, site: Path) 
         shade = page.evaluate(
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"
         )
-        assert (shade > 382) == (scheme == "light"), "of 765 in all"
+        assert (shade > 382) == (scheme == "light"), "of 765"
         browser.close()
     assert beyond == []
     assert problems == []
@@ -44,6 +43,5 @@ def test_the_search_of_the_site_works_without_a_server(scheme: str, site: Path) 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    run_python("-m", "mkdocs", "build", "--strict", "--site-dir", folder, cwd=ROOT)
     return folder

@@ -1,4 +1,4 @@
-"""A user's way through Dagster's UI, by clicks and in this order; what they see is compared with the tables."""
+"""A user's actions in Dagster's UI, in this order. The displayed values are compared with the tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.dagster.dagster_platform import until
 from tests.ui.conftest import Pictures
 from tests.ui.example_platform import DAYS, ExamplePlatform
 
-# Of all of them together, and of the platform's start: Spark, Postgres, three servers.
+# For all tests together and the start of the platform: Spark, Postgres, three servers.
 pytestmark = pytest.mark.timeout(900)
 
 TABLES = {"events", "events_quarantine", "page_views", "sessions", "daily_metrics"}
@@ -24,12 +24,10 @@ SCHEDULE = "events_verify_schedule"
 
 @pytest.fixture(autouse=True)
 def _folder_for_what_a_failure_leaves(tmp_path: Path) -> None:
-    """The report of a failure puts a picture of the page there."""
+    """Set the folder for the picture of a failure."""
 
 
-def test_the_first_merge_is_launched_by_a_click_and_green(
-    page: Page, platform: ExamplePlatform, pictures: Pictures
-) -> None:
+def test_a_merge_is_launched_by_a_click_and_succeeds(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     before = platform.table("events").snapshot()
     page.goto("/locations/web_analytics/jobs/events_merge_oldest/playground")
     expect(page.get_by_text("No errors")).to_be_visible()
@@ -60,9 +58,7 @@ def test_an_asset_is_materialized_by_a_click(page: Page, platform: ExamplePlatfo
     assert platform.table("daily_metrics").query("SELECT count(DISTINCT day) FROM t").fetchone() == (DAYS,)
 
 
-def test_the_page_of_an_asset_shows_what_is_in_its_table(
-    page: Page, platform: ExamplePlatform, pictures: Pictures
-) -> None:
+def test_the_page_of_an_asset_shows_its_table(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     table = platform.table("daily_metrics").snapshot()
     page.goto("/assets/daily_metrics")
     columns = shown(page, "Columns")
@@ -77,9 +73,7 @@ def test_the_page_of_an_asset_shows_what_is_in_its_table(
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_the_picture_of_part_sizes_is_there_and_says_the_same_in_words(
-    page: Page, platform: ExamplePlatform, pictures: Pictures
-) -> None:
+def test_the_chart_of_part_sizes_has_a_text(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     parts = len(platform.table("daily_metrics").snapshot().parts)
     page.goto("/assets/daily_metrics")
     picture = opened_picture(page, "icedb/part_sizes")
@@ -87,7 +81,7 @@ def test_the_picture_of_part_sizes_is_there_and_says_the_same_in_words(
     pictures.take("part-sizes", page)
 
 
-def test_the_dashboard_is_made_by_a_click_and_shown(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
+def test_the_dashboard_is_materialized_by_a_click(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     page.goto("/assets/dashboard")
     before = platform.instance.get_runs_count()
     page.get_by_role("button", name="Materialize").first.click()
@@ -101,9 +95,7 @@ def test_the_dashboard_is_made_by_a_click_and_shown(page: Page, platform: Exampl
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_a_check_that_fails_is_red_and_says_what_to_do(
-    page: Page, platform: ExamplePlatform, pictures: Pictures
-) -> None:
+def test_a_failed_check_is_red(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     page.goto("/assets/events?view=checks&checkDetail=objects")
     expect(check(page, "objects", "Succeeded")).to_be_visible()
     platform.put("events/_data/tenant=aurora-fashion/day=2026-09-07/copy-of-a-spreadsheet.csv", b"a,b\n")
@@ -122,13 +114,13 @@ def test_a_check_that_fails_is_red_and_says_what_to_do(
 def test_a_schedule_is_switched_on_by_a_click(page: Page, platform: ExamplePlatform) -> None:
     page.goto(f"/locations/web_analytics/schedules/{SCHEDULE}")
     switch_on(page)
-    until(lambda: SCHEDULE in platform.switched_on(), "schedule that is on", timeout_s=20)
+    until(lambda: SCHEDULE in platform.switched_on(), "schedule that is on", seconds_max=20)
 
 
 def test_a_sensor_is_switched_on_by_a_click_and_runs(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     page.goto(f"/locations/web_analytics/sensors/{SENSOR}")
     switch_on(page)
-    until(lambda: SENSOR in platform.switched_on(), "sensor that is on", timeout_s=20)
+    until(lambda: SENSOR in platform.switched_on(), "sensor that is on", seconds_max=20)
     expect(page.get_by_text(re.compile(r"\d+ runs? requested")).first).to_be_visible()  # of its first tick
     pictures.take("sensor", page)
 
@@ -140,21 +132,18 @@ def test_the_graph_has_each_table_with_its_kinds_and_lineage(page: Page, picture
         expect(page.get_by_text(name, exact=True).last).to_be_visible()
     for kind, count in {"icedb": len(TABLES), "Parquet": len(TABLES), "Spark": 1, "DuckDB": 1, "matplotlib": 1}.items():
         expect(page.get_by_text(kind, exact=True)).to_have_count(count)
-    expect(page.locator("path[marker-end]")).to_have_count(7)  # who is made of whom
+    expect(page.locator("path[marker-end]")).to_have_count(7)  # the lineage
     expect(page.get_by_text("5 / 6 Passed")).to_be_visible()
     pictures.take("lineage", page)
 
 
-# ------------------------------------------------------------------------------------------ of a page
-
-
 def shown(page: Page, title: str) -> Locator:
-    """A table below a heading of an asset's page."""
+    """Return a table below a heading of an asset's page."""
     return page.locator("table").filter(has_text=f"{title[:-1]} name")
 
 
 def switch_on(page: Page) -> None:
-    """The switch of a schedule's or a sensor's page."""
+    """Return the switch of a schedule's or a sensor's page."""
     switch = page.get_by_role("checkbox")
     expect(switch).not_to_be_checked()
     page.locator("label").filter(has=switch).click()
@@ -162,28 +151,28 @@ def switch_on(page: Page) -> None:
 
 
 def row(page: Page, key: str) -> Locator:
-    """Of an asset's page, what it shows of a key."""
+    """Return the row of a key on an asset's page."""
     return page.get_by_role("row").filter(has=page.get_by_text(key, exact=True))
 
 
 def check(page: Page, name: str, status: str) -> Locator:
-    """A check with that status in the list at the left."""
+    """Return a check with that status in the list at the left."""
     return page.locator("div").filter(has_text=re.compile(rf"^\s*({name}\s*)+{status}\s*$")).first
 
 
-def reload_until(page: Page, visible: Locator, *, timeout_s: float = 180) -> None:
-    """Look again and again, as somebody would who waits for a run."""
+def reload_until(page: Page, visible: Locator, *, seconds_max: float = 180) -> None:
+    """Reload until the element is visible, as a user who waits for a run."""
 
     def looked() -> bool:
         page.reload()
         page.wait_for_timeout(5000)
-        return visible.is_visible()
+        return bool(visible.is_visible())
 
-    until(looked, f"{visible}", timeout_s=timeout_s)
+    until(looked, f"{visible}", seconds_max=seconds_max)
 
 
 def opened_picture(page: Page, key: str) -> Locator:
-    """The picture of a key, when its dialog is open and the browser has drawn it."""
+    """Return the picture of a key after its dialog has opened and the browser has drawn it."""
     row(page, key).get_by_text("Show Markdown").click()
     picture = page.get_by_role("dialog").locator("img")
     expect(picture).to_be_visible()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -30,7 +31,7 @@ SECRET = b"user7@example.com"
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a system folder for temporary files, for this test alone."""
+    """The system's folder for temporary files, for this test alone."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -120,28 +121,24 @@ def test_folders_of_live_processes_are_kept(alive: subprocess.Popen[str], place:
     assert rows(place) == [file]
 
 
-INSERTS = """
+#: Programs that stop before they put a part.
+STOPS = """
 import sys, time
-import icedb, icedb.writer.part_writer
-
-def put(*arguments, **options):
-    print("ready", flush=True)
-    time.sleep(600)
-
-icedb.writer.part_writer.put_part = put
-icedb.Table.create(sys.argv[1], sort_by=["email"]).insert([{"email": "user7@example.com"}])
-"""
-REWRITES = """
-import sys, time
-import icedb, icedb.operations.rewrite.rewriter
+import icedb, icedb.writer.part_writer, icedb.operations.rewrite.rewriter
 
 def put(*arguments, **options):
     print("ready", flush=True)
     time.sleep(600)
 
 table = icedb.Table.create(sys.argv[1], sort_by=["email"])
+"""
+INSERTS = f"""{STOPS}
+icedb.writer.part_writer.put_part = put
+table.insert([{{"email": "user7@example.com"}}])
+"""
+REWRITES = f"""{STOPS}
 for n in range(2):
-    table.insert([{"email": f"user{n + 6}@example.com"}])
+    table.insert([{{"email": f"user{{n + 6}}@example.com"}}])
 icedb.operations.rewrite.rewriter.put_part = put
 table.merge()
 """
@@ -149,9 +146,7 @@ table.merge()
 
 @pytest.mark.process
 @pytest.mark.parametrize("program", [INSERTS, REWRITES], ids=["insert", "merge"])
-def test_an_insert_or_merge_that_is_killed_leaves_rows_until_the_next_insert(
-    program: str, place: Path, tmp_path: Path
-) -> None:
+def test_a_killed_insert_or_merge_leaves_rows_until_the_next_insert(program: str, place: Path, tmp_path: Path) -> None:
     process = run(program, place, tmp_path / "table")
     kill(process)
     assert [file.suffix for file in rows(place)] == [".parquet"]
@@ -212,9 +207,7 @@ def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directo
         assert list(place.rglob("duckdb_temp_*")) == []
 
 
-def test_without_a_temporary_folder_queries_do_not_spill(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_do_not_spill_without_a_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = icedb.Table.create(tmp_path / "table")
     table.insert([{"n": 1}])
     sandbox_pool._close_all()
@@ -241,26 +234,27 @@ def test_the_simulated_root_of_a_dead_process_is_removed(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["name", "no owner", "unnamed owner", "another owner", "link", "hard link", "pipe", "folder"]
+    "kind", ["name", "no owner", "unnamed owner", "another owner", "link", "hard link", "pipe", "folder"]
 )
-def test_other_folders_are_kept(what: str, place: Path, tmp_path: Path) -> None:
-    root = dead_root(place, "somebody-dead" if what == "name" else "icedb-temporary-dead")
-    owner = root / "owner"
-    if what in ("no owner", "pipe", "folder"):
+def test_other_folders_are_kept(kind: str, place: Path, tmp_path: Path) -> None:
+    root = dead_root(place, "another-dead" if kind == "name" else "icedb-temporary-dead")
+    owner, elsewhere = root / "owner", tmp_path / "elsewhere"
+    if kind in ("no owner", "pipe", "folder"):
         owner.unlink()
-    if what == "unnamed owner":  # the owner file is not locked yet
-        owner.rename(root / "owner.new")
-    if what == "another owner":
-        owner.write_text("mine")
-    if what == "link":
-        owner.rename(tmp_path / "elsewhere")
-        owner.symlink_to(tmp_path / "elsewhere")
-    if what == "hard link":
-        (tmp_path / "elsewhere").hardlink_to(owner)
-    if what == "pipe":
-        os.mkfifo(owner)
-    if what == "folder":
-        owner.mkdir()
+    match kind:
+        case "unnamed owner":  # the owner file is not locked yet
+            owner.rename(root / "owner.new")
+        case "another owner":
+            owner.write_text("mine")
+        case "link":
+            owner.rename(elsewhere)
+            owner.symlink_to(elsewhere)
+        case "hard link":
+            elsewhere.hardlink_to(owner)
+        case "pipe":
+            os.mkfifo(owner)
+        case "folder":
+            owner.mkdir()
     temporary_files._remove_dead(place)
     assert (root / "write-1" / "rows.txt").read_bytes() == SECRET
 
@@ -305,19 +299,15 @@ def test_on_shared_file_systems_only_the_same_kernel_removes(place: Path, monkey
     root = dead_root(place)
     (root / "owner").write_text(f"{temporary_files._TITLE}\nanother kernel\n")
     monkeypatch.setattr(temporary_files, "_LOCAL", frozenset())
-    temporary_files._remove_dead(place)
+    remove_dead_again(place)
     assert root.exists()
-    temporary_files._looked_s.clear()
-    monkeypatch.setattr(temporary_files, "_kernel", lambda: "")  # two unknown kernels are not equal
-    (root / "owner").write_text(f"{temporary_files._TITLE}\n\n")
-    temporary_files._remove_dead(place)
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary_files, "_kernel", lambda: "")  # two unknown kernels are not equal
+        (root / "owner").write_text(f"{temporary_files._TITLE}\n\n")
+        remove_dead_again(place)
     assert root.exists()
-    temporary_files._looked_s.clear()
-    monkeypatch.undo()
-    monkeypatch.setattr(temporary_files, "_looked_s", {})
     (root / "owner").write_text(f"{temporary_files._TITLE}\n{temporary_files._kernel()}\n")
-    monkeypatch.setattr(temporary_files, "_LOCAL", frozenset())
-    temporary_files._remove_dead(place)
+    remove_dead_again(place)
     assert not root.exists()
 
 
@@ -329,7 +319,7 @@ def test_after_a_restart_roots_on_local_disks_are_removed(place: Path, monkeypat
     assert not root.exists()
 
 
-def test_the_type_of_a_file_system_is_that_of_the_visible_mount(
+def test_the_visible_mount_decides_the_file_system(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = tmp_path / "mountinfo"
@@ -357,9 +347,7 @@ def test_the_type_of_a_file_system_is_that_of_the_visible_mount(
     assert not temporary_files._is_local(spaced)
 
 
-def test_without_locks_folders_are_made_and_never_removed_by_others(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_folders_are_never_removed_by_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -382,7 +370,7 @@ def test_without_locks_folders_are_made_and_never_removed_by_others(
 
 def test_a_root_never_has_an_unlocked_owner_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A removal between any two steps of the creation removes nothing."""
-    seen = []
+    removed = []
 
     def tried(real: object) -> object:
         def step(*arguments: object, **options: object) -> object:
@@ -391,7 +379,7 @@ def test_a_root_never_has_an_unlocked_owner_file(place: Path, monkeypatch: pytes
                     result = real(*arguments, **options)  # type: ignore[operator]
                 for root in roots(place):
                     monkey.undo()
-                    seen.append(temporary_files._removed(root, time.monotonic() + 60))
+                    removed.append(temporary_files._removed(root, time.monotonic() + 60))
                     patch()
             return result
 
@@ -410,8 +398,8 @@ def test_a_root_never_has_an_unlocked_owner_file(place: Path, monkeypatch: pytes
         root = temporary_files._new_root(place)
     finally:
         monkey.undo()
-    assert len(seen) >= 8
-    assert not any(seen)
+    assert len(removed) >= 8
+    assert not any(removed)
     assert (root.path / "owner").exists()
     root.close()
 
@@ -425,11 +413,9 @@ def test_two_cleaners_at_once_remove_each_root_once(place: Path, monkeypatch: py
         begin.wait()
         removed.extend(root for root in dead if temporary_files._removed(root, time.monotonic() + 60))
 
-    threads = [threading.Thread(target=clean) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for cleaner in [pool.submit(clean) for _ in range(4)]:
+            cleaner.result()
     assert sorted(removed) == sorted(dead)
     assert list(place.iterdir()) == []
 
@@ -528,14 +514,10 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_parent_s_rows(place:
         process.communicate()
 
 
-def _remove(folder: Path) -> None:
-    remove_folder(folder)
-
-
 @pytest.mark.process
 def test_a_forked_process_does_not_remove_the_folders_of_its_parent(place: Path) -> None:
     with temporary_folder("rows") as folder:
-        process = multiprocessing.get_context("fork").Process(target=_remove, args=(folder,))
+        process = multiprocessing.get_context("fork").Process(target=remove_folder, args=(folder,))
         process.start()
         process.join()
         assert process.exitcode == 0

@@ -20,7 +20,7 @@ SCHEMA = {"k": "VARCHAR", "n": "BIGINT"}
 
 
 def rising() -> Callable[[], int]:
-    """Times of some minutes ago, rising: what v3 programs wrote then."""
+    """Return a clock of a v3 program: each call returns a later time, from ten minutes ago on."""
     times: Iterator[int] = iter(range(now_ms() - 600_000, now_ms()))
     return times.__next__
 
@@ -38,7 +38,7 @@ def numbers(table: Table) -> list[int]:
 
 
 def agree(place: Place, v3: V3Program) -> list[int]:
-    """The rows, if both see the same."""
+    """Check that our reader and that of v3 return the same rows, and return their numbers."""
     table = opened(place)
     assert [p.key for p in table.snapshot().parts] == v3.read().live
     found = numbers(table)
@@ -48,14 +48,14 @@ def agree(place: Place, v3: V3Program) -> list[int]:
 
 @pytest.fixture
 def v3(shared_place: Place) -> V3Program:
-    """A program that has inserted into two partitions, twice."""
+    """Return a program that has inserted into two partitions, twice."""
     made = V3Program.at(shared_place, rising())
     made.insert({"u=a/d=2026-11-20": rows(1, 2), "u=b/d=2026-11-21": rows(3)}, SCHEMA)
     made.insert({"u=a/d=2026-11-20": rows(4)}, SCHEMA)
     return made
 
 
-def test_where_nothing_is_there_is_no_table(shared_place: Place) -> None:
+def test_an_empty_prefix_has_no_table(shared_place: Place) -> None:
     with pytest.raises(TableNotFound, match="no table"):
         opened(shared_place)
     assert not Table.exists(shared_place.uri, storage_options=shared_place.storage_options)

@@ -1,4 +1,4 @@
-"""A program that was written for IceDB v3 runs unchanged: its calls, what they return, what is then in the bucket."""
+"""A program for IceDB v3 runs unchanged, with the same results of its calls and the same objects in the bucket."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def by_user_and_day(row: Any) -> str:
     return f"u={row['user_id']}/d={day}"
 
 
-def test_the_seed_program_runs_as_it_is(s3: Place) -> None:
+def test_the_example_program_of_v3_runs_unchanged(s3: Place) -> None:
     s3c = client(s3)
     ice = program(s3, s3_client=s3c, partition_function=by_user_and_day, sort_order=["event", "ts"])
     inserted = ice.insert(EVENTS)
@@ -79,8 +79,8 @@ def test_the_seed_program_runs_as_it_is(s3: Place) -> None:
     ]
 
 
-def test_log_files_and_parts_are_as_many_as_users_count(s3: Place) -> None:
-    """What a v3 user's own test counts, with 60 inserts for 200."""
+def test_counts_of_log_files_and_parts_match_v3(s3: Place) -> None:
+    """The counts of a test of v3, with 60 inserts instead of 200."""
     s3c = client(s3)
     ice = program(s3, s3_client=s3c)
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_log_files_and_parts_are_as_many_as_users_count(s3: Place) -> None:
     assert rows_of(ice, "SELECT count(*), sum(n) FROM rows") == [(63, 189)]
 
 
-def test_after_a_cleanup_nothing_that_a_merge_replaced_is_left(s3: Place) -> None:
+def test_a_cleanup_deletes_all_replaced_objects(s3: Place) -> None:
     s3c = client(s3)
     ice = program(s3, s3_client=s3c)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_after_a_cleanup_nothing_that_a_merge_replaced_is_left(s3: Place) -> Non
     assert ice.tombstone_cleanup(0) == ([], [], [])
 
 
-def test_a_cleanup_leaves_what_is_younger_than_it_is_told(s3: Place) -> None:
+def test_a_cleanup_keeps_objects_younger_than_its_age(s3: Place) -> None:
     s3c = client(s3)
     ice = program(s3, s3_client=s3c)
     ice.insert(A)
@@ -148,7 +148,7 @@ def test_a_row_is_never_modified_and_chooses_its_partition(s3: Place) -> None:
     assert rows_of(ice, "SELECT n FROM rows WHERE p = 'z'") == [(2,)]
 
 
-def test_the_partition_is_stored_when_it_shall_be(s3: Place) -> None:
+def test_the_partition_is_stored_with_preserve_partition(s3: Place) -> None:
     ice = program(s3, preserve_partition=True)
     ice.insert([{"n": 1, "_partition": "p=z"}])
     assert rows_of(ice, "SELECT n, _partition FROM rows") == [(1, "p=z")]
@@ -187,7 +187,7 @@ def test_rows_of_a_part_are_sorted(s3: Place) -> None:
 
 
 @pytest.mark.parametrize("codec", CompressionCodec)
-def test_parts_are_compressed_as_told(s3: Place, codec: CompressionCodec) -> None:
+def test_parts_use_the_chosen_codec(s3: Place, codec: CompressionCodec) -> None:
     ice = program(s3, compression_codec=codec, row_group_size=2048)
     [marker] = ice.insert([{"p": "a", "n": n} for n in range(5000)])
     body = ice.s3c.s3.get_object(Bucket=ice.s3c.s3bucket, Key=marker.path)["Body"].read()
@@ -238,7 +238,7 @@ def test_threads_share_a_program(s3: Place) -> None:
     assert Table.open(s3.uri, storage_options=s3.storage_options).verify().ok
 
 
-def test_no_rows_are_no_commit(s3: Place) -> None:
+def test_an_insert_without_rows_makes_no_commit(s3: Place) -> None:
     ice = program(s3)
     assert ice.insert([]) == []
     with pytest.raises(NoLogFilesException):
@@ -246,7 +246,7 @@ def test_no_rows_are_no_commit(s3: Place) -> None:
 
 
 @pytest.mark.parametrize("rows", [["text"], [None], [[1]]])
-def test_what_is_no_row_is_refused(s3: Place, rows: list[Any]) -> None:
+def test_an_invalid_row_is_rejected(s3: Place, rows: list[Any]) -> None:
     with pytest.raises(InvalidBatch, match="row 0"):
         program(s3).insert(rows)
 
@@ -303,7 +303,7 @@ def test_path_columns_are_visible_to_a_merge_query_and_not_stored(s3: Place) -> 
     assert pq.read_table(io.BytesIO(body)).sort_by("n").to_pylist() == [{"k": "x", "n": 1}, {"k": "x", "n": 2}]
 
 
-def test_a_query_that_drops_a_sort_column_is_warned_of(s3: Place) -> None:
+def test_a_query_without_a_sort_column_causes_a_warning(s3: Place) -> None:
     ice = program(s3)
     ice.insert(A)
     ice.insert(A)
@@ -377,7 +377,7 @@ def test_partitions_are_dropped_until_enough_parts_are(s3: Place) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, "p=a", 7])
-def test_what_is_no_list_of_partitions_is_refused(s3: Place, answer: Any) -> None:
+def test_an_invalid_list_of_partitions_is_rejected(s3: Place, answer: Any) -> None:
     ice = program(s3)
     ice.insert(A)
     with pytest.raises(InvalidOption, match="list of partitions"):
@@ -467,7 +467,7 @@ def test_a_partition_that_is_no_text_is_refused(s3: Place, partition: Any) -> No
 
 @pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("host", ["a/b", "../x", "ho_st", "m", "", "a'b\"c", "é", "x.e7", "a b\n", "h" * 500])
-def test_a_host_becomes_part_of_a_name_and_nothing_more(s3: Place, host: str) -> None:
+def test_a_host_name_is_escaped_in_log_file_names(s3: Place, host: str) -> None:
     ice = program(s3, path_safe_hostname=host)
     ice.insert(A)
     ice.insert(A)
@@ -507,7 +507,7 @@ def test_an_awkward_prefix_works(s3: Place, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["n; DROP TABLE t", "n DESC", "../n", 'n"', "n' OR 1=1", "(SELECT 1)", "n\n"])
-def test_a_sort_column_is_a_name_and_nothing_else(s3: Place, column: str) -> None:
+def test_a_sort_column_is_not_interpreted_as_sql(s3: Place, column: str) -> None:
     ice = program(s3, sort_order=[column])
     with pytest.raises(UnknownColumn):
         ice.insert(A)
@@ -597,7 +597,7 @@ def test_wrong_credentials_are_named_without_the_secret(s3: Place) -> None:
         {"sort_order": [7]},
     ],
 )
-def test_arguments_that_cannot_be_are_refused(s3: Place, changed: dict[str, Any]) -> None:
+def test_invalid_arguments_are_rejected(s3: Place, changed: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         program(s3, **changed)
 
@@ -635,7 +635,7 @@ def test_a_spec_in_the_log_does_not_replace_the_programs_own(s3: Place) -> None:
 
 
 def test_v3_programs_see_the_same_rows_at_every_stage(s3: Place) -> None:
-    """Insert, their append, merge, drop, rewrite, cleanup: their reader and ours agree."""
+    """Both readers return the same after an insert, an append by v3, a merge, a drop, a rewrite and a cleanup."""
     ice = program(s3)
     v3 = V3Program.at(s3, now_ms)
 
@@ -665,7 +665,7 @@ def test_v3_programs_see_the_same_rows_at_every_stage(s3: Place) -> None:
     assert Table.open(s3.uri, storage_options=s3.storage_options).verify(deep=True).ok
 
 
-def test_a_table_that_v3_programs_made_is_taken_over(s3: Place) -> None:
+def test_a_table_of_v3_programs_is_maintained(s3: Place) -> None:
     times = iter(range(now_ms() - 60_000, now_ms()))
     v3 = V3Program.at(s3, times.__next__)
     schema = {"p": "VARCHAR", "n": "BIGINT"}

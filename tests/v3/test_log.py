@@ -1,4 +1,4 @@
-"""The log as v3 programs use it by themselves: records and their JSON, reading, listing and appending log files."""
+"""The log API of v3: records and their JSON, and reading, listing and appending log files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_records_are_json_as_v3_writes_it() -> None:
     assert str(meta) == '{"v": 1, "t": 3, "sch": 1, "f": 4, "tmb": 2}'
 
 
-def test_the_name_of_a_log_file_tells_its_time() -> None:
+def test_the_name_of_a_log_file_contains_its_time() -> None:
     assert get_log_file_info("1686176939445_dan-mbp.jsonl") == (1686176939445, False)
     assert get_log_file_info("a/_log/1686176939445_m_dan_mbp.jsonl") == (1686176939445, True)
     with pytest.raises(CorruptLog):
@@ -112,7 +112,7 @@ def test_the_names_are_those_of_icedb_too(name: str) -> None:
     assert name in dir(icedb)
 
 
-def test_another_name_is_none() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Nonsense"):
         icedb.Nonsense  # noqa: B018
 
@@ -130,7 +130,7 @@ def part(s3c: S3Client, name: str, t: int, tombstone: int | None = None) -> File
 
 
 @pytest.mark.s3
-def test_what_is_appended_is_read(s3c: S3Client) -> None:
+def test_appended_records_are_read(s3c: S3Client) -> None:
     log = IceLogIO("my host_1")
     assert log.get_current_log_files(s3c) == []
     t = now_ms()
@@ -153,12 +153,12 @@ def test_what_is_appended_is_read(s3c: S3Client) -> None:
     assert first["LastModified"].tzinfo is not None
     assert [m.path for m in log.read_log_forward(s3c, [second])[1]] == [markers[2].path]
     assert log.read_log_forward(s3c, keys)[0].columns() == ["a", "b"]
-    with pytest.raises(InvalidOption, match="not there"):
+    with pytest.raises(InvalidOption, match="does not exist"):
         log.read_log_forward(s3c, [key.replace(".jsonl", "x.jsonl")])
 
 
 @pytest.mark.s3
-def test_a_log_file_of_exactly_that_time_counts(s3c: S3Client) -> None:
+def test_a_log_file_of_exactly_that_time_is_read(s3c: S3Client) -> None:
     log, t = IceLogIO("host"), now_ms() - 1000
     key, _ = log.append(s3c, 1, schema(a="BIGINT"), [part(s3c, "x", t)], timestamp=t)
     later, _ = log.append(s3c, 1, schema(a="BIGINT"), [part(s3c, "y", t + 1)], timestamp=t + 1)
@@ -194,7 +194,7 @@ def test_a_log_file_is_never_replaced(s3c: S3Client) -> None:
     key, _ = log.append(s3c, 1, schema(a="BIGINT"), [part(s3c, "x", t)], timestamp=t)
     body = s3c.s3.get_object(Bucket=s3c.s3bucket, Key=key)["Body"].read()
     for files in ([part(s3c, "x", t)], [part(s3c, "y", t)]):
-        with pytest.raises(InvalidOption, match="there already"):
+        with pytest.raises(InvalidOption, match="exists already"):
             log.append(s3c, 1, schema(a="BIGINT"), files, timestamp=t)
     assert s3c.s3.get_object(Bucket=s3c.s3bucket, Key=key)["Body"].read() == body
     keys = {log.append(s3c, 1, schema(a="BIGINT"), [part(s3c, f"z{n}", t)])[0] for n in range(5)}
@@ -218,7 +218,7 @@ def test_a_log_file_is_never_replaced(s3c: S3Client) -> None:
         {"timestamp": "now"},
     ],
 )
-def test_what_no_log_file_can_hold_is_refused(s3c: S3Client, bad: dict[str, Any]) -> None:
+def test_invalid_records_are_rejected(s3c: S3Client, bad: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"version": 1, "schema": schema(a="BIGINT"), "files": [], **bad}
     with pytest.raises(InvalidOption):
         IceLogIO("host").append(s3c, **arguments)
@@ -277,7 +277,7 @@ def test_tombstones_by_hand_are_refused_where_exclusive_commits_are(s3: Place) -
 
 
 @pytest.mark.s3
-def test_a_time_that_cleanup_has_forgotten_is_refused(s3: Place) -> None:
+def test_a_time_before_the_horizon_is_rejected(s3: Place) -> None:
     ice = program(s3)
     ice.insert([{"p": "a", "n": 1}])
     ice.insert([{"p": "a", "n": 2}])

@@ -1,4 +1,4 @@
-"""Programs of v3 that quote their own partition text keep their partitions; what they assign and call by name works."""
+"""Programs of v3 that quote their partition texts keep their partitions; attributes and named arguments apply."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def quoting(row: Any) -> str:
 
 
 def texts(ice: IceDBv3) -> list[str]:
-    """What a program is shown of its partitions."""
+    """Return the partition texts that a program reads."""
     shown: list[str] = []
     ice.remove_partitions(lambda found: shown.extend(found) or [])  # type: ignore[func-returns-value]
     return shown
@@ -66,7 +66,7 @@ def test_a_program_that_quotes_its_text_goes_on_with_its_partition(s3: Place, u:
 
 @pytest.mark.s3
 def test_both_spellings_of_a_text_are_its_partition(s3: Place) -> None:
-    """The program's own insert came first, and what v3 wrote of it later."""
+    """The insert of this API comes first, and a log file of v3 follows."""
     ice, v3, text = program(s3, partition_function=quoting), v3_at(s3), "u=a%20b"
     ice.insert(rows("a b", 1))
     v3.insert({text: rows("a b", 2)}, SCHEMA)
@@ -98,7 +98,7 @@ def test_columns_of_rows_need_no_partition_and_no_order(s3: Place) -> None:
 
 
 @pytest.mark.s3
-def test_what_a_program_assigns_takes_effect(s3: Place) -> None:
+def test_assigned_attributes_take_effect(s3: Place) -> None:
     ice = program(s3, partition_function=lambda row: "p=1", duckdb_ext_dir="/tmp/x")
     options = s3.storage_options or {}
     assert (ice.sort_order, ice.row_group_size, ice.preserve_partition) == (["n"], 122_880, False)
@@ -161,7 +161,7 @@ def test_a_conflict_takes_its_types_as_a_list_too() -> None:
 
 
 @pytest.mark.s3
-def test_errors_of_append_speak_of_its_arguments(s3: Place) -> None:
+def test_errors_of_append_name_its_arguments(s3: Place) -> None:
     s3c, log = client(s3), IceLogIO("x")
     ours = f"{s3c.s3prefix}/_data/x.parquet"
 
@@ -182,7 +182,7 @@ def test_errors_of_append_speak_of_its_arguments(s3: Place) -> None:
 
 
 @pytest.mark.s3
-def test_arguments_that_cannot_be_are_named_with_the_table(s3: Place) -> None:
+def test_errors_of_arguments_name_the_table(s3: Place) -> None:
     ice: Any = program(s3)
     ice.insert([{"p": "a", "n": 1}])
     before = objects(ice.s3c)
@@ -194,13 +194,13 @@ def test_arguments_that_cannot_be_are_named_with_the_table(s3: Place) -> None:
     with pytest.raises(InvalidOption, match="max_file_count must be a whole number"):
         ice.merge(max_file_count="2")
     ice.format_row = lambda row: None
-    with pytest.raises(InvalidBatch, match=f"{s3.uri}: format_row made a NoneType of row 0"):
+    with pytest.raises(InvalidBatch, match=f"{s3.uri}: format_row returned a NoneType for row 0"):
         ice.insert([{"p": "a", "n": 1}])
     assert objects(ice.s3c) == before
 
 
 @pytest.mark.s3
-def test_merged_markers_say_which_log_file_named_them(s3: Place) -> None:
+def test_merged_markers_have_the_log_file_that_named_them(s3: Place) -> None:
     ice: IceDBv3 = program(s3)
     named = {}
     for n in range(2):

@@ -1,20 +1,24 @@
-"""What the writer of a file tells of its columns is what the file holds."""
+"""The statistics, the size and the digest of a written file are those of its content."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-import duckdb
+import msgspec
 import pytest
 
+from icedb.format.records import Stats
 from icedb.format.table_spec import TableSpec
-from icedb.sql.column_stats import TEXT_TYPES, figures_sql
+from icedb.sql.column_stats import TEXT_TYPES, encode_statistics, figures_sql
 from icedb.sql.connections import connect_sandbox, quote_name, quote_text
-from icedb.writer.parquet_file import WrittenFile, min_max_counts, write_file
+from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings
+from icedb.writer.encoding.parquet_file import EncodedPart, write_query
+from icedb.writer.encoding.part_stats import encode_bounds
 
 WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "BOOLEAN")
 ODD_NAME = 'a "b".c'
-SPEC = TableSpec(row_group_rows=2048)
+SETTINGS = ParquetSettings("file:///table", TableSpec(row_group_rows=2048), MERGE_LEVEL)
 
 #: SQL of a value of each type, from `h`, a BIGINT of any size.
 VALUES = {
@@ -29,7 +33,7 @@ VALUES = {
     "DOUBLE": "(h % 1000 - 500) / 7",
     "BOOLEAN": "h % 2 = 0",
 }
-#: What is between the others, and greater or less than all.
+#: Values between the others, and the extremes.
 EXTREME = {
     "DATE": ["'infinity'", "'-infinity'", "'0044-03-15 (BC)'"],
     "TIMESTAMP": ["'infinity'", "'-infinity'"],
@@ -42,18 +46,23 @@ EXTREME = {
 }
 
 
-def written(path: Path, columns: dict[str, str], query: str) -> tuple[duckdb.DuckDBPyConnection, WrittenFile]:
-    con = connect_sandbox(path.parent)
-    return con, write_file(con, query, path, SPEC)
+def written(path: Path, columns: dict[str, str], query: str) -> tuple[Stats, EncodedPart]:
+    """Return the statistics of a file with a query's rows, in the form of a marker's."""
+    with connect_sandbox(path.parent) as con:
+        part = write_query(con, query, columns, SETTINGS, columns, rows=100, path=path)
+        [stats] = encode_bounds(con, [part.bounds])
+    return stats, part
 
 
-def asked(con: duckdb.DuckDBPyConnection, columns: dict[str, str], path: Path) -> list[str | None]:
-    [(found,)] = con.execute(f"SELECT {figures_sql(columns)} FROM read_parquet({quote_text(str(path))})").fetchall()
-    return list(found)
+def stats_of_file(columns: dict[str, str], path: Path) -> Stats:
+    with connect_sandbox(path.parent) as con:
+        query = f"SELECT {figures_sql(columns)}, count(*) FROM read_parquet({quote_text(str(path))})"
+        [(figures, rows)] = con.execute(query).fetchall()
+    return encode_statistics(columns, figures, rows)
 
 
 @pytest.mark.parametrize("type_", [*WHOLE, *TEXT_TYPES])
-def test_figures_of_many_row_groups_are_those_of_the_rows(tmp_path: Path, type_: str) -> None:
+def test_statistics_of_many_row_groups_are_those_of_the_rows(tmp_path: Path, type_: str) -> None:
     value = VALUES.get(type_, "h % 100")
     extremes = "".join(f" UNION ALL SELECT CAST({e} AS {type_})" for e in EXTREME.get(type_, []))
     with_nulls = "SELECT CASE WHEN i % 10 = 0 THEN NULL ELSE "
@@ -61,46 +70,33 @@ def test_figures_of_many_row_groups_are_those_of_the_rows(tmp_path: Path, type_:
         rows = "SELECT i, (hash(i) >> 2)::BIGINT AS h FROM range(9000) r(i)"
         query = f"{with_nulls} CAST({value} AS {type_}) END AS {quote_name(ODD_NAME)} FROM ({rows}){more}"
         columns = {ODD_NAME: type_}
-        con, file = written(tmp_path / f"{number}.parquet", columns, query)
-        with con:
-            found = min_max_counts(con, file, columns)
-            assert found == asked(con, columns, file.path)
-            assert found[2] == str(8100 + more.count("UNION ALL"))
+        path = tmp_path / f"{number}.parquet"
+        stats, part = written(path, columns, query)
+        assert stats == stats_of_file(columns, path)
+        assert part.file.rows == 9000 + more.count("UNION ALL")
+        assert part.bounds.present[ODD_NAME] == 8100 + more.count("UNION ALL")
 
 
-def test_what_the_writer_tells_exactly_is_not_read_again(tmp_path: Path) -> None:
+def test_a_column_of_nulls_has_their_number(tmp_path: Path) -> None:
     columns = {"n": "BIGINT", "s": "VARCHAR", "nothing": "DATE"}
-    con, file = written(tmp_path / "a.parquet", columns, "SELECT 9 AS n, 'a' AS s, NULL::DATE AS nothing FROM range(3)")
-    with con:
-        file.path.unlink()
-        assert min_max_counts(con, file, columns) == ["9", "9", "3", "a", "a", "3", None, None, "0"]
-        with pytest.raises(duckdb.IOException):
-            min_max_counts(con, file, {**columns, "s": "DOUBLE"})
+    query = "SELECT 9::BIGINT AS n, 'a' AS s, NULL::DATE AS nothing FROM range(3)"
+    stats, _ = written(tmp_path / "a.parquet", columns, query)
+    assert not isinstance(stats, msgspec.UnsetType)
+    assert msgspec.json.decode(stats) == {"n": [9, 9, 0], "s": ["a", "a", 0], "nothing": [None, None, 3]}
 
 
-def test_columns_keep_their_order_when_some_are_read_from_the_file(tmp_path: Path) -> None:
-    columns = {"a": "BIGINT", "b": "BOOLEAN", "c": "VARCHAR", "d": "DOUBLE"}
-    con, file = written(tmp_path / "a.parquet", columns, "SELECT 1::BIGINT AS a, true AS b, 'x' AS c, 0.5::DOUBLE AS d")
-    with con:
-        assert min_max_counts(con, file, columns) == [
-            "1",
-            "1",
-            "1",
-            "true",
-            "true",
-            "1",
-            "x",
-            "x",
-            "1",
-            "0.5",
-            "0.5",
-            "1",
-        ]
+@pytest.mark.parametrize("rows", [0, 1, 5000])
+def test_size_and_digest_are_those_of_the_file(tmp_path: Path, rows: int) -> None:
+    _, part = written(tmp_path / "a.parquet", {"n": "BIGINT"}, f"SELECT i AS n FROM range({rows}) r(i)")
+    content = (tmp_path / "a.parquet").read_bytes()
+    assert part.file == EncodedFile(
+        tmp_path / "a.parquet", len(content), hashlib.sha256(content).hexdigest()[:32], rows
+    )
 
 
-def test_long_texts_are_read_from_the_file(tmp_path: Path) -> None:
-    columns = {"s": "VARCHAR"}
-    query = "SELECT unnest([repeat('x', 300), repeat('\U0010ffff', 64), repeat('y', 63)]) AS s"
-    con, file = written(tmp_path / "a.parquet", columns, query)
-    with con:
-        assert min_max_counts(con, file, columns) == ["x" * 300, "\U0010ffff" * 64, "3"]
+def test_duckdb_writes_a_type_that_pyarrow_lacks(tmp_path: Path) -> None:
+    columns = {"n": "BIGINT", "large": "HUGEINT"}
+    query = "SELECT i AS n, i::HUGEINT * 1_000_000_000_000_000_000_000 AS large FROM range(9) r(i)"
+    stats, part = written(tmp_path / "a.parquet", columns, query)
+    assert part.file.rows == 9
+    assert stats == stats_of_file({"n": "BIGINT", "large": "DOUBLE"}, tmp_path / "a.parquet")

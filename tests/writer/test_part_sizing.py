@@ -19,7 +19,7 @@ ROWS = 60_000
 
 
 def rows() -> pa.Table:
-    """Half of the rows are of one partition, the others of many; in no order."""
+    """Return unordered rows, half in one partition and the others in many."""
     numbers = [(n * 7919) % ROWS for n in range(ROWS)]
     return pa.table({"n": numbers, "p": [0 if n < ROWS // 2 else n % 50 + 1 for n in numbers],
                      "text": [f"{n * 2654435761 % 2**32:08x}" for n in numbers]})  # fmt: skip
@@ -38,7 +38,7 @@ def table(memory: Any) -> icedb.Table:
 
 
 @pytest.mark.long
-def test_parts_are_about_as_large_as_they_shall_be_and_hold_each_row_once(table: icedb.Table) -> None:
+def test_parts_have_about_the_requested_size_and_each_row_once(table: icedb.Table) -> None:
     whole = write(table, None)
     [large] = [m for m in whole.markers if "/p=0/" in m.key]
     written = write(table, large.bytes // 3)
@@ -56,7 +56,7 @@ def test_parts_are_about_as_large_as_they_shall_be_and_hold_each_row_once(table:
 
 
 @pytest.mark.long
-def test_each_piece_is_sorted_and_says_what_it_holds(table: icedb.Table) -> None:
+def test_each_part_is_sorted_and_has_exact_statistics(table: icedb.Table) -> None:
     written = write(table, 20_000)
     publish_append(table.handle, written)
     bounds = []

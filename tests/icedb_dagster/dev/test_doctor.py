@@ -1,11 +1,10 @@
-"""What `icedb-dagster doctor` and `pools` say: judgements, real stores, a real instance and its daemon."""
+"""The findings of `icedb-dagster doctor` and `pools`: judgements, real stores, a real instance and its daemon."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 from dagster._daemon.types import DaemonHeartbeat
 
 import icedb
@@ -25,8 +23,7 @@ from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, create_table
 from icedb.util.clock import SystemClock
 from icedb_dagster.dev import stack
-from icedb_dagster.dev.command import main
-from icedb_dagster.dev.doctor import Finding, examine
+from icedb_dagster.dev.doctor import DoctorFinding, examine
 from icedb_dagster.dev.doctor.daemon import Heartbeat, judge_daemon, watch_heartbeats
 from icedb_dagster.dev.doctor.database import judge_schema, judge_server
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
@@ -37,6 +34,7 @@ from icedb_dagster.dev.project.workspace import load_code
 from icedb_dagster.dev.stack import database
 from icedb_dagster.locking.lock_pools import PoolLimit
 from tests.support.object_stores.stores import BUCKET, Place, S3Server
+from tests.support.waiting import wait_until
 
 # Judgements
 
@@ -71,19 +69,17 @@ HEALTHY = InstanceSettings(
         ({"knows_workers": False}, "run monitoring", "warning", "class: MonitoredRunLauncher"),
     ],
 )
-def test_a_setting_that_is_wrong_is_one_finding_with_the_setting_that_is_right(
-    changed: dict[str, Any], check: str, status: str, remedy: str
-) -> None:
+def test_a_wrong_setting_is_one_finding(changed: dict[str, Any], check: str, status: str, remedy: str) -> None:
     assert {f.status for f in judge_settings(HEALTHY)} == {"ok"}
     (finding,) = [f for f in judge_settings(replace(HEALTHY, **changed)) if f.status != "ok"]
     assert (finding.check, finding.status) == (check, status)
     assert remedy in finding.remedy
 
 
-def test_an_instance_without_settings_is_understood() -> None:
+def test_an_ephemeral_instance_is_examined() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        found = judge_settings(read_settings(instance))
-    assert {f.check for f in found if f.status == "problem"} == {"storage", "run queue", "run monitoring"}
+        findings = judge_settings(read_settings(instance))
+    assert {f.check for f in findings if f.status == "problem"} == {"storage", "run queue", "run monitoring"}
 
 
 KINDS = ("SENSOR", "BACKFILL", "MONITORING")
@@ -94,7 +90,7 @@ def beats(*daemons: str, age_s: float = 5) -> tuple[Heartbeat, ...]:
 
 
 @pytest.mark.parametrize(
-    ("looks", "status", "found"),
+    ("looks", "status", "expected"),
     [
         ([beats("a", "a", "a")], "ok", "one daemon"),
         ([()], "problem", "no daemon has ever run"),
@@ -106,13 +102,13 @@ def beats(*daemons: str, age_s: float = 5) -> tuple[Heartbeat, ...]:
         ([(*beats("a", "a"), Heartbeat("MONITORING", "a", 5, ("\nno code\nTraceback",)))], "problem", "MONITORING: no"),
     ],
 )
-def test_a_daemon_is_judged_by_its_heartbeats(looks: list[tuple[Heartbeat, ...]], status: str, found: str) -> None:
+def test_a_daemon_is_judged_by_its_heartbeats(looks: list[tuple[Heartbeat, ...]], status: str, expected: str) -> None:
     (finding,) = judge_daemon(KINDS, looks)
     assert finding.status == status
-    assert found in finding.found
+    assert expected in finding.found
 
 
-def test_a_daemon_is_watched_for_as_long_as_was_said() -> None:
+def test_a_daemon_is_watched_for_the_requested_time() -> None:
     slept: list[float] = []
     looks = watch_heartbeats(lambda: beats(str(len(slept) // 4)), seconds=35, sleep=slept.append)
     assert sum(slept) == 35
@@ -120,7 +116,7 @@ def test_a_daemon_is_watched_for_as_long_as_was_said() -> None:
     assert len(watch_heartbeats(lambda: (), seconds=0)) == 1
 
 
-def test_pools_without_a_limit_are_named_and_a_wrong_limit_is_a_problem() -> None:
+def test_pools_without_a_limit_are_reported() -> None:
     good, new, wide = PoolLimit("icedb/a", 1), PoolLimit("icedb/b", None), PoolLimit("icedb/c", 4)
     default = PoolLimit("icedb/d", 1, by_default=True)
     assert judge_limits([good]).status == judge_limits([]).status == "ok"
@@ -131,7 +127,7 @@ def test_pools_without_a_limit_are_named_and_a_wrong_limit_is_a_problem() -> Non
     assert "and 3 more" in judge_limits([PoolLimit(f"icedb/{n}", None) for n in range(8)]).found
 
 
-def test_a_slot_that_a_run_holds_beyond_its_end_is_found() -> None:
+def test_a_slot_held_after_the_end_of_its_run_is_reported() -> None:
     working = Holder("icedb/a", "run1", "STARTED")
     ended = Holder("icedb/a", "run2", "FAILURE", ended_s=200)
     assert [f.status for f in judge_holders([working], slot_free_s=60)] == ["ok"]
@@ -143,7 +139,7 @@ def test_a_slot_that_a_run_holds_beyond_its_end_is_found() -> None:
     assert "which was deleted" in judge_holders([Holder("icedb/a", "gone", None)], slot_free_s=60)[0].found
 
 
-def test_packages_of_two_releases_are_named() -> None:
+def test_packages_of_different_releases_are_reported() -> None:
     assert judge_versions(read_versions()).status == "ok"
     finding = judge_versions({"dagster": "1.13.27", "dagster-postgres": "0.29.27", "dagster-webserver": "1.13.26"})
     assert finding.status == "problem"
@@ -152,11 +148,11 @@ def test_packages_of_two_releases_are_named() -> None:
 
 
 def test_a_postgres_is_judged_by_version_latency_and_schema() -> None:
-    shown = "postgresql://me:***@host/db"
-    assert judge_server(database.ServerInfo("18.6", 0.4), address=shown).status == "ok"
-    assert judge_server(database.ServerInfo("12.4 (Debian)", 0.4), address=shown).status == "warning"
-    assert judge_server(database.ServerInfo("18.6", 90), address=shown).status == "warning"
-    assert judge_server("connection refused", address=shown).found == f"{shown}: connection refused"
+    address = "postgresql://me:***@host/db"
+    assert judge_server(database.ServerInfo("18.6", 0.4), address=address).status == "ok"
+    assert judge_server(database.ServerInfo("12.4 (Debian)", 0.4), address=address).status == "warning"
+    assert judge_server(database.ServerInfo("18.6", 90), address=address).status == "warning"
+    assert judge_server("connection refused", address=address).found == f"{address}: connection refused"
     assert judge_schema({("abc", "abc")}).status == "ok"
     assert judge_schema({("abc", "abc"), ("abc", "def")}).remedy.endswith("dagster instance migrate")
     assert judge_schema({(None, "def")}).status == "problem"
@@ -175,22 +171,22 @@ def test_a_clock_is_compared_with_the_store_s(skew_ms: int, status: str) -> None
 # Stores
 
 
-def look(store: ObjectStore, **options: Any) -> dict[str, Finding]:
+def look(store: ObjectStore, **options: Any) -> dict[str, DoctorFinding]:
     clock = options.pop("clock", SystemClock())
-    found = {f.check: f for f in examine_store(store, clock=clock, timing=Timing(), **options)}
-    assert all(f.remedy for f in found.values() if f.status != "ok")
-    return found
+    findings = {f.check: f for f in examine_store(store, clock=clock, timing=Timing(), **options)}
+    assert all(f.remedy for f in findings.values() if f.status != "ok")
+    return findings
 
 
-def problems(found: dict[str, Finding]) -> set[str]:
-    return {check for check, finding in found.items() if finding.status == "problem"}
+def problems(findings: dict[str, DoctorFinding]) -> set[str]:
+    return {check for check, finding in findings.items() if finding.status == "problem"}
 
 
 def store_of(place: Place) -> ObjectStore:
     return open_store(parse_location(place.uri, place.storage_options))
 
 
-def test_a_table_that_is_well_stays_as_it_is(shared_place: Place) -> None:
+def test_examining_a_sound_table_changes_nothing(shared_place: Place) -> None:
     store = store_of(shared_place)
     empty = look(store)
     assert {f.status for c, f in empty.items() if c != "table"} == {"ok"}
@@ -200,9 +196,9 @@ def test_a_table_that_is_well_stays_as_it_is(shared_place: Place) -> None:
     table = icedb.Table.create(shared_place.uri, storage_options=shared_place.storage_options)
     table.insert([{"n": 1}])
     before = [o.key for o in store.list(store.location.prefix)]
-    found = look(store)
-    assert {f.status for f in found.values()} == {"ok"}
-    assert found["table"].found == "live parts: 1, log files: 1, epoch 1"
+    findings = look(store)
+    assert {f.status for f in findings.values()} == {"ok"}
+    assert findings["table"].found == "live parts: 1, log files: 1, epoch 1"
     assert [o.key for o in store.list(store.location.prefix)] == before
     assert table.verify(deep=True).ok
 
@@ -215,7 +211,7 @@ class _Overwrites(ClockedStore):
         super().create(key, body)
 
 
-def test_a_store_that_overwrites_a_clock_that_is_off_and_lost_log_files_are_found(clock: ManualClock) -> None:
+def test_overwriting_stores_wrong_clocks_and_lost_log_files_are_reported(clock: ManualClock) -> None:
     store = _Overwrites(clock)
     assert problems(look(store, clock=clock, table=False)) == {"create-only"}
     assert store.objects == {}
@@ -228,12 +224,12 @@ def test_a_store_that_overwrites_a_clock_that_is_off_and_lost_log_files_are_foun
     table.merge()
     claimed = ours.location.keys.epoch_claim(9)
     ours.create(claimed, b"{}")
-    found = look(ours, clock=clock)
-    assert problems(found) == {"table"}
-    assert "were removed by a program that takes no claims" in found["table"].found
+    findings = look(ours, clock=clock)
+    assert problems(findings) == {"table"}
+    assert "were removed by a program that takes no claims" in findings["table"].found
 
 
-def test_a_store_that_fails_is_a_finding_and_not_an_end(clock: ManualClock) -> None:
+def test_a_failing_store_is_a_finding(clock: ManualClock) -> None:
     for kind, failed in (("list", {"reach"}), ("create", {"create"}), ("get", {"read"}), ("delete", {"delete"})):
         store = FaultyStore(ClockedStore(clock))
         store.inject(Fault.FAIL, kind=kind)  # type: ignore[arg-type]
@@ -241,7 +237,7 @@ def test_a_store_that_fails_is_a_finding_and_not_an_end(clock: ManualClock) -> N
 
 
 def user(server: S3Server, *actions: str) -> S3Server:
-    """Somebody who may do that and nothing else."""
+    """Create a user with only these permissions."""
     iam, name = server.client("iam"), f"user-{uuid.uuid4().hex[:8]}"
     allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
     iam.create_user(UserName=name)
@@ -259,23 +255,23 @@ def user(server: S3Server, *actions: str) -> S3Server:
         (("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), {"list"}),
     ],
 )
-def test_each_right_that_is_missing_is_named(
+def test_missing_permissions_are_named(
     s3: Place, s3_server: S3Server, actions: tuple[str, ...], refused: set[str]
 ) -> None:
     limited = replace(s3, storage_options=user(s3_server, *actions).storage_options)
-    found = look(store_of(limited), table=False)
-    assert problems(found) == refused
+    findings = look(store_of(limited), table=False)
+    assert problems(findings) == refused
     (check,) = refused
     right = {"create": "s3:PutObject", "delete": "s3:DeleteObject", "list": "s3:ListBucket"}[check]
-    assert f"allow {right} on arn:aws:s3:::{BUCKET}" in found[check].remedy
+    assert f"allow {right} on arn:aws:s3:::{BUCKET}" in findings[check].remedy
 
 
 @pytest.mark.s3
-def test_a_wrong_secret_and_a_missing_bucket_are_told_without_the_secret(s3: Place, s3_server: S3Server) -> None:
+def test_a_wrong_secret_and_a_missing_bucket_are_reported(s3: Place, s3_server: S3Server) -> None:
     wrong = {**s3_server.storage_options, "AWS_SECRET_ACCESS_KEY": "topsecret"}
-    found = look(store_of(replace(s3, storage_options=wrong)))
-    assert problems(found) == {"list", "create"}
-    assert "topsecret" not in repr(found)
+    findings = look(store_of(replace(s3, storage_options=wrong)))
+    assert problems(findings) == {"list", "create"}
+    assert "topsecret" not in repr(findings)
     missing = look(open_store(parse_location("s3://no-such-bucket/t", s3_server.storage_options)))
     assert problems(missing) == {"reach"}
 
@@ -300,26 +296,26 @@ POOLS = {"icedb/clicks", "icedb/shop/orders"}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A project with two tables, and its Postgres."""
+    """Return a project with two tables and its Postgres."""
     folder = tmp_path_factory.mktemp("doctor") / "project"
     folder.mkdir()
     (folder / "doctored.py").write_text(DEFINITIONS)
     load = "load_from:\n  - python_module: {module_name: doctored, working_directory: .}\n"
     (folder / "workspace.yaml").write_text(load)
     (folder / ".env").write_text(f"LAKE={folder / 'lake'}\n")
-    kept = dict(os.environ)
+    saved = dict(os.environ)
     for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME", "ICEDB_DAGSTER_POSTGRES_URL", "NOWHERE"):
         os.environ.pop(name, None)
     stack.up(folder, services=("postgres",))
     yield folder
     stack.down(folder)
     os.environ.clear()
-    os.environ.update(kept)
+    os.environ.update(saved)
 
 
 @pytest.fixture(scope="module")
 def opened(project: Path) -> Iterator[Any]:
-    """The instance that the project's commands use."""
+    """Return the instance of the project's commands."""
     running = stack.find(project)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in stack.environment(running).items():
@@ -329,48 +325,20 @@ def opened(project: Path) -> Iterator[Any]:
         yield instance
 
 
-def examined(project: Path, **options: Any) -> dict[str, list[Finding]]:
-    """The findings that are not well, by check."""
-    found: dict[str, list[Finding]] = {}
+def examined(project: Path, **options: Any) -> dict[str, list[DoctorFinding]]:
+    """Return the findings with a problem, by check."""
+    findings: dict[str, list[DoctorFinding]] = {}
     for finding in examine(project, **options):
         if finding.status != "ok":
-            found.setdefault(finding.check, []).append(finding)
-    return found
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command has said."""
-
-    status: int
-    out: str
-    error: str
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command `icedb-dagster`, in this process: another one would import Dagster and the code anew."""
-
-    def run(*arguments: str | Path) -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return run
+            findings.setdefault(finding.check, []).append(finding)
+    return findings
 
 
 @pytest.mark.dagster
-def test_pools_gives_each_table_s_pool_its_limit_before_it_is_used(
-    project: Path, opened: Any, command: Command
-) -> None:
+def test_pools_sets_the_limit_of_each_table_s_pool(project: Path, opened: Any, command: Any) -> None:
     storage = opened.event_log_storage
     dry = command("pools", "--dry-run", "-d", project)
-    assert {line.split()[0]: line.split()[1:] for line in dry.out.splitlines()[1:]} == {
+    assert {line.split()[0]: line.split()[1:] for line in dry.stdout.splitlines()[1:]} == {
         "icedb/clicks": ["none", "needs", "1"],
         "icedb/shop/orders": ["none", "needs", "1"],
     }
@@ -378,17 +346,17 @@ def test_pools_gives_each_table_s_pool_its_limit_before_it_is_used(
     (before,) = examined(project)["pools"]
     assert (before.status, "2 of 2 are not locks" in before.found) == ("warning", True)
     done = command("pools", "-d", project)
-    assert (done.status, done.out.count("set to 1")) == (1, 2)
+    assert (done.returncode, done.stdout.count("set to 1")) == (1, 2)
     # The other resource of this code has no address: that does not keep the locks from being there.
-    assert "the resource 'other' cannot be made" in done.error
-    assert "NOWHERE" in done.error
+    assert "the resource 'other' cannot be made" in done.stderr
+    assert "NOWHERE" in done.stderr
     assert {key: storage.get_concurrency_info(key).slot_count for key in POOLS} == dict.fromkeys(POOLS, 1)
     assert "pools" not in examined(project)
 
 
 @pytest.mark.dagster
-def test_a_platform_that_is_well_and_what_breaks_it(
-    project: Path, opened: Any, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_doctor_finds_no_problem_in_a_sound_platform_and_reports_faults(
+    project: Path, opened: Any, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOWHERE", str(tmp_path / "elsewhere"))
     command("pools", "-d", project)
@@ -397,13 +365,22 @@ def test_a_platform_that_is_well_and_what_breaks_it(
     ]
     stack.up(project, services=("postgres", "daemon"))
     password = (project / ".icedb-dagster" / "postgres.password").read_text()
-    well = command("doctor", "-d", project, "--json")
-    findings = json.loads(well.out)
-    assert well.status == 0, well.out
-    assert {f["status"] for f in findings} == {"ok"}
+    outputs: list[str] = []
+
+    def sound() -> list[dict[str, Any]] | None:
+        """Return the findings, or None with warnings: a loaded machine delays heartbeats and queries."""
+        done = command("doctor", "-d", project, "--json")
+        outputs.append(done.stdout)
+        assert done.returncode == 0, done.stdout
+        assert len(outputs) < 20, done.stdout
+        findings: list[dict[str, Any]] = json.loads(done.stdout)
+        return findings if {f["status"] for f in findings} == {"ok"} else None
+
+    findings = wait_until(sound, "a doctor without warnings")
+    assert findings is not None
     assert {f["about"] for f in findings} == {"", str(project / "lake"), str(tmp_path / "elsewhere")}
     assert not (project / "lake").exists()
-    assert password not in well.out
+    assert not any(password in output for output in outputs)
 
     # A second daemon shows in the heartbeats alone.
     beat = next(iter(opened.get_daemon_heartbeats().values()))
@@ -411,7 +388,7 @@ def test_a_platform_that_is_well_and_what_breaks_it(
     assert "2 daemons" in examined(project)["daemon"][0].found
     stack.down(project, services=("daemon",))
 
-    # A run that has ended, and whose slot nobody has freed.
+    # A run that has ended, and whose slot is still held.
     storage = opened.event_log_storage
     run = opened.create_run_for_job(dg.GraphDefinition("ended").to_job(), status=dg.DagsterRunStatus.STARTED)
     assert storage.claim_concurrency_slot("icedb/clicks", run.run_id, "work").is_claimed
@@ -420,21 +397,19 @@ def test_a_platform_that_is_well_and_what_breaks_it(
     assert [(f.status, run.run_id in f.found) for f in examined(project)["slots"]] == [("warning", True)]
     opened.delete_run(run.run_id)
     storage.set_concurrency_slots("icedb/shop/orders", 3)
-    found = examined(project)
-    assert [f.status for f in found.get("slots", found["pools"])] == ["problem"]
-    assert "icedb/shop/orders (limit 3)" in found["pools"][0].found
+    results = examined(project)
+    assert [f.status for f in results.get("slots", results["pools"])] == ["problem"]
+    assert "icedb/shop/orders (limit 3)" in results["pools"][0].found
 
-    shown = command("doctor", "-d", project, "--table", str(tmp_path / "none"))
-    assert shown.status == 1
-    assert "icedb-dagster pools" in shown.out
-    assert "the table does not exist" in shown.out
-    assert command("doctor", "-d", tmp_path / "nowhere").status == 2
+    output = command("doctor", "-d", project, "--table", str(tmp_path / "none"))
+    assert output.returncode == 1
+    assert "icedb-dagster pools" in output.stdout
+    assert "the table does not exist" in output.stdout
+    assert command("doctor", "-d", tmp_path / "nowhere").returncode == 2
 
 
 @pytest.mark.dagster
-def test_an_instance_of_dagster_home_is_examined_and_one_that_cannot_be_opened_is_told(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_instance_of_dagster_home_is_read(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = stack.find(project)
     password = (project / ".icedb-dagster" / "postgres.password").read_text()
     home = tmp_path / "home"
@@ -445,9 +420,9 @@ def test_an_instance_of_dagster_home_is_examined_and_one_that_cannot_be_opened_i
     rest = "concurrency: {pools: {granularity: run}}\n"
     rest += "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
     (home / "dagster.yaml").write_text(storage + rest + "telemetry: {enabled: false}\n")
-    found = examined(project)
-    assert {"pool granularity", "run queue", "run monitoring"} <= found.keys()
-    assert {"instance", "storage", "postgres", "schema"}.isdisjoint(found)
+    findings = examined(project)
+    assert {"pool granularity", "run queue", "run monitoring"} <= findings.keys()
+    assert {"instance", "storage", "postgres", "schema"}.isdisjoint(findings)
 
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     assert [f.status for f in examined(project)["storage"]] == ["problem"]
@@ -473,7 +448,7 @@ def test_an_instance_of_dagster_home_is_examined_and_one_that_cannot_be_opened_i
 
 
 @pytest.mark.dagster
-def test_several_code_locations_are_loaded_by_servers_and_one_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_code_location_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     code = 'import dagster as dg\n@dg.op(pool="icedb/tiny")\ndef work(): ...\n@dg.job\ndef tiny(): work()\n'
     (tmp_path / "tiny_code.py").write_text(code)
     (tmp_path / "workspace.yaml").write_text(
@@ -481,21 +456,17 @@ def test_several_code_locations_are_loaded_by_servers_and_one_that_cannot_be_is_
         "  - python_module: {module_name: tiny_code, working_directory: .}\n"
         "  - python_module: {module_name: no_such_module, working_directory: .}\n"
     )
-    found = load_code(tmp_path)
-    assert found.pools == ("icedb/tiny",)
-    (told,) = found.problems
-    assert told.endswith("no_such_module cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'")
+    loaded = load_code(tmp_path)
+    assert loaded.pools == ("icedb/tiny",)
+    (problem,) = loaded.problems
+    assert problem.endswith("no_such_module cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'")
     (tmp_path / "workspace.yaml").write_text("load_from: 7\n")
     assert "workspace.yaml cannot be read" in load_code(tmp_path).problems[0]
 
 
-def test_without_an_instance_or_a_workspace_the_rest_is_examined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    found = examine(tmp_path, tables=[str(tmp_path / "table"), "ftp://somewhere"])
-    problems = {f.check: f for f in found if f.status == "problem"}
+def test_tables_are_examined_without_an_instance(tmp_path: Path) -> None:
+    findings = examine(tmp_path, tables=[str(tmp_path / "table"), "ftp://somewhere"])
+    problems = {f.check: f for f in findings if f.status == "problem"}
     assert problems.keys() == {"instance", "definitions", "address"}
     assert "icedb-dagster up" in problems["instance"].remedy
     assert [f.check for f in examine(tmp_path) if f.status == "warning"] == ["places"]
@@ -504,7 +475,7 @@ def test_without_an_instance_or_a_workspace_the_rest_is_examined(
 
 
 @pytest.mark.long
-def test_nested_tables_are_looked_at_apart_and_a_lost_spec_is_a_problem(tmp_path: Path) -> None:
+def test_nested_tables_are_examined_separately(tmp_path: Path) -> None:
     outer, inner = icedb.Table.create(tmp_path / "events"), icedb.Table.create(tmp_path / "events" / "daily")
     for table in (outer, inner):
         table.insert([{"n": 1}])

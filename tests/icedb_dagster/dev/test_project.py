@@ -1,4 +1,4 @@
-"""A project that `icedb-dagster init` makes, and the development servers: they load it, and its asset materializes."""
+"""Projects of `icedb-dagster init`: the development servers load one, and its asset materializes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pytest
 typer = pytest.importorskip("typer")
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb.errors import InvalidOption, InvalidURI
 from icedb_dagster.dev import stack
@@ -27,32 +26,18 @@ from icedb_dagster.dev.project import create_project
 from icedb_dagster.dev.stack import ports, processes
 from icedb_dagster.dev.stack.graphql import request
 from tests.icedb_dagster.dev.test_stack import _processes_of
+from tests.support.dagster.dagster_platform import launch_run
+from tests.support.processes import run_python
 from tests.support.site.pages import blocks
 from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 PROGRAMS = Path(sys.executable).parent
 FILES = {
-    ".env.example",
-    ".gitignore",
-    "README.md",
-    "pyproject.toml",
-    "workspace.yaml",
-    "web_shop/__init__.py",
-    "web_shop/definitions.py",
-    "web_shop/defs/__init__.py",
-    "web_shop/defs/events/defs.yaml",
-    "tests/test_web_shop.py",
-}
+    ".env.example", ".gitignore", "README.md", "pyproject.toml", "workspace.yaml", "web_shop/__init__.py",
+    "web_shop/definitions.py", "web_shop/defs/__init__.py", "web_shop/defs/events/defs.yaml", "tests/test_web_shop.py",
+}  # fmt: skip
 LOCATIONS = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
-LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
-    __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
-
-
-@pytest.fixture(autouse=True)
-def _no_instance_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME", "ICEDB_DAGSTER_POSTGRES_URL", "LAKE_ROOT"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def written(folder: Path) -> set[str]:
@@ -60,20 +45,12 @@ def written(folder: Path) -> set[str]:
 
 
 def run(folder: Path, *command: str, **environ: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, **environ},
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", *command, cwd=folder, env={**os.environ, **environ})
     return done.stdout + done.stderr
 
 
 @pytest.mark.long
-def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_is_created_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new" / "Web-Shop"
     created = create_project(folder)
     assert written(folder) == {path.relative_to(folder).as_posix() for path in created} == FILES
@@ -90,8 +67,8 @@ def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
         create_project(half)
     assert written(half) == {"tests"}
 
-    for name, told in (("dagster", "exists already"), ("class", "cannot be"), ("2026", "cannot be")):
-        with pytest.raises(InvalidOption, match=told):
+    for name, message in (("dagster", "exists already"), ("class", "cannot be"), ("2026", "cannot be")):
+        with pytest.raises(InvalidOption, match=message):
             create_project(tmp_path / name)
         assert not (tmp_path / name).exists()
     with pytest.raises(InvalidURI):
@@ -102,7 +79,7 @@ def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.long
-def test_a_project_asks_for_the_dagster_that_this_library_is_made_for(tmp_path: Path) -> None:
+def test_a_project_requires_the_dagster_version_of_this_library(tmp_path: Path) -> None:
     create_project(tmp_path / "web_shop")
     ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     its = tomllib.loads((tmp_path / "web_shop" / "pyproject.toml").read_text())
@@ -114,7 +91,7 @@ def test_a_project_asks_for_the_dagster_that_this_library_is_made_for(tmp_path: 
 
 @pytest.mark.process
 @pytest.mark.parametrize("root", ["lake", "/srv/lake", "s3://bucket/web"])
-def test_what_is_written_is_in_good_order_and_holds_no_secret(tmp_path: Path, root: str) -> None:
+def test_project_files_pass_ruff_and_contain_no_secret(tmp_path: Path, root: str) -> None:
     folder = tmp_path / "web_shop"
     create_project(folder, root=root)
     for check in (["format", "--check"], ["check", "--select", "E,F,I,UP"]):
@@ -171,16 +148,7 @@ def test_a_new_project_passes_its_test_and_runs_in_dg_dev_on_a_real_postgres(pro
     running = stack.up(project, services=("postgres",))
     dev = (sys.executable, "-m", "icedb_dagster.dev.command", "run", "-d", project, "dg", "dev")
     port = server(*dev, folder=project, location="web_shop")
-    selector = {
-        "repositoryLocationName": "web_shop",
-        "repositoryName": "__repository__",
-        "jobName": "__ASSET_JOB",
-        "assetSelection": [{"path": ["events"]}],
-    }
-    tags = {"tags": [{"key": "dagster/partition", "value": "2026-01-05"}]}
-    params = {"selector": selector, "mode": "default", "executionMetadata": tags}
-    answer: Any = request(port, "POST", "/graphql", {"query": LAUNCH, "variables": {"params": params}})
-    run_id = answer["data"]["launchRun"]["run"]["runId"]
+    run_id = launch_run(port, "web_shop", "__ASSET_JOB", ["events"], **{"dagster/partition": "2026-01-05"})
     with pytest.MonkeyPatch.context() as patch:
         for name, value in stack.environment(running).items():
             patch.setenv(name, value)
@@ -203,7 +171,7 @@ def test_dagster_dev_loads_the_repository(server: Any, tmp_path: Path) -> None:
     server(PROGRAMS / "dagster", "dev", folder=REPOSITORY, location="examples.flights.definitions", **home)
 
 
-def test_dg_and_workspace_yaml_call_the_code_the_same() -> None:
+def test_dg_and_workspace_yaml_use_the_same_location_name() -> None:
     """Schedules that run are remembered by the name of their code location."""
     config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["dg"]
     workspace = (REPOSITORY / "workspace.yaml").read_text()
@@ -212,7 +180,7 @@ def test_dg_and_workspace_yaml_call_the_code_the_same() -> None:
     assert json.dumps(config["cli"]) == '{"telemetry": {"enabled": false}}'
 
 
-def test_the_page_about_running_has_each_command_and_only_options_that_there_are() -> None:
+def test_the_page_on_running_lists_every_command_and_valid_options() -> None:
     page = REPOSITORY / "docs" / "running.md"
     commands: Any = typer.main.get_command(app)
     table = page.read_text().partition("| command |")[2].partition("\n\n")[0]

@@ -1,4 +1,4 @@
-"""The local stack: real Postgres servers, a real web server and daemon, each test in a folder of its own."""
+"""The local stack: real Postgres servers, web server and daemon, each test in its own folder."""
 
 import json
 import os
@@ -12,22 +12,23 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 dagster = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
 import icedb
 from icedb.errors import StackError
 from icedb_dagster.dev import stack
-from icedb_dagster.dev.command import main
 from icedb_dagster.dev.stack import database, layout, placement, ports, processes, services, state
+from tests.support.processes import run_python
 from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
-Command = Callable[..., subprocess.CompletedProcess[str]]
+Command = Callable[..., Any]
+ONLY_POSTGRES = ("up", "--no-webserver", "--no-daemon", "-d")
 needs_dagster = pytest.mark.dagster
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -56,12 +57,6 @@ load_from:
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_server_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ICEDB_POSTGRES_URL", "DAGSTER_HOME", "ICEDB_DAGSTER_POSTGRES_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
     yield from _project(tmp_path / "a project")
@@ -83,26 +78,26 @@ def _project(folder: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is none of the stack's business."""
+    """Return a process that the stack must not end."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     yield process
-    assert process.poll() is None, "a process that is not ours was ended"
+    assert process.poll() is None, "the stack ended a foreign process"
     process.kill()
     process.wait()
 
 
 def _processes_of(folder: Path) -> list[int]:
-    """Everything that names the folder in its arguments or has it as DAGSTER_HOME."""
-    found = []
+    """Return the processes with the folder in their arguments or environment."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
-                seen = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if str(folder / ".icedb-dagster").encode() in seen:
-                found.append(int(entry.name))
-    return found
+            if str(folder / ".icedb-dagster").encode() in text:
+                pids.append(int(entry.name))
+    return pids
 
 
 def _by_name(rows: tuple[stack.ServiceStatus, ...]) -> dict[str, stack.ServiceStatus]:
@@ -123,60 +118,36 @@ def _cli(*arguments: str | Path, before: tuple[str, ...] = (), **environ: str) -
     )
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command in this process, where that is no difference: another one would import Dagster anew."""
-
-    def run(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        words = [str(argument) for argument in arguments]
-        capsys.readouterr()
-        with monkeypatch.context() as patch:
-            for name, value in environ.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
-                main(words)
-        printed = capsys.readouterr()
-        return subprocess.CompletedProcess(words, int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
-
-
 # Addresses
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"])
-def test_whatever_the_user_wrote_dagster_gets_psycopg2(scheme: str) -> None:
+def test_every_postgres_scheme_becomes_psycopg2(scheme: str) -> None:
     url = database.dagster_url(f"{scheme}://me:p%40ss@db.example:5433/events?sslmode=require")
     assert url == "postgresql+psycopg2://me:p%40ss@db.example:5433/events?sslmode=require"
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "mysql://me:topsecret@host/db",
-        "postgresql://me:topsecret@host:port/db",
-        "me:topsecret@host",
-        "topsecret",
-    ],
+    "url", ["mysql://me:topsecret@host/db", "postgresql://me:topsecret@host:port/db", "me:topsecret@host", "topsecret"]
 )
-def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> None:
+def test_an_invalid_address_is_rejected_without_its_password(url: str) -> None:
     with pytest.raises(StackError, match="postgresql://") as caught:
         database.dagster_url(url)
     assert "topsecret" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
-def test_no_password_is_left_in_an_address_that_is_shown() -> None:
-    shown = database.redacted("postgresql+psycopg2://me:topsecret@host/db?sslpassword=alsosecret")
-    assert shown.startswith("postgresql://me:***@host/db")
-    assert "secret" not in shown
+def test_a_printed_address_has_no_password() -> None:
+    printed = database.redacted("postgresql+psycopg2://me:topsecret@host/db?sslpassword=alsosecret")
+    assert printed.startswith("postgresql://me:***@host/db")
+    assert "secret" not in printed
 
 
 # Processes
 
 
 @pytest.mark.process
-def test_a_process_is_recognized_only_by_pid_and_start(bystander: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_identified_by_pid_and_start_time(bystander: subprocess.Popen[bytes]) -> None:
     process = processes.identify(bystander.pid)
     assert process is not None
     assert processes.is_running(process)
@@ -186,7 +157,7 @@ def test_a_process_is_recognized_only_by_pid_and_start(bystander: subprocess.Pop
 
 
 @pytest.mark.process
-def test_a_stopped_process_takes_its_session_with_it(tmp_path: Path) -> None:
+def test_stopping_a_process_ends_its_session(tmp_path: Path) -> None:
     # The child ignores SIGTERM and has a process group of its own, as Spark's Python workers have.
     child = "import os, signal, time; os.setpgid(0, 0); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     leader_code = f"""
@@ -195,17 +166,12 @@ print(subprocess.Popen([sys.executable, "-c", {child!r}]).pid, flush=True)
 time.sleep(600)
 """
     log = tmp_path / "log"
-    leader = processes.spawn(
-        [sys.executable, "-c", leader_code],
-        log=log,
-        environ={"MARK": "ours"},
-        cwd=tmp_path,
-    )
+    leader = processes.spawn([sys.executable, "-c", leader_code], log=log, environ={"MARK": "ours"}, cwd=tmp_path)
     child_pid = int(wait_until(log.read_text, "pid of the child"))
     wait_until(lambda: os.getpgid(child_pid) == child_pid, "group of the child")
     os.kill(leader.pid, signal.SIGKILL)
     wait_until(lambda: not processes.is_running(leader), "end of the leader")
-    processes.stop(leader, signals=((signal.SIGKILL, 1),), marker="MARK=somebody else's")
+    processes.stop(leader, signals=((signal.SIGKILL, 1),), marker="MARK=foreign")
     assert processes.identify(child_pid)
     processes.stop(leader, signals=((signal.SIGTERM, 0.3), (signal.SIGKILL, 60)), marker="MARK=ours")
     assert processes.identify(child_pid) is None
@@ -214,7 +180,7 @@ time.sleep(600)
 # Configuration
 
 
-def test_the_packaged_configuration_makes_pools_locks_and_frees_those_of_the_dead() -> None:
+def test_the_packaged_configuration_makes_pools_locks() -> None:
     config = yaml.safe_load((REPOSITORY / "icedb_dagster" / "dev" / "stack" / "dagster.yaml").read_text())
     assert config["concurrency"]["pools"] == {"granularity": "op"}
     assert config["run_monitoring"]["enabled"] is True
@@ -232,7 +198,7 @@ def test_the_public_names_are_these() -> None:
 def test_the_stack_is_importable_without_loading_dagster() -> None:
     code = "import sys, icedb_dagster; alone = 'dagster' in sys.modules; import icedb_dagster.dev.stack; "
     code += "assert 'sqlalchemy' not in sys.modules; assert ('dagster' in sys.modules) == alone"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 # Postgres
@@ -240,8 +206,8 @@ def test_the_stack_is_importable_without_loading_dagster() -> None:
 
 @needs_dagster
 def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    running = _postgres_only(project, progress=told.append)
+    messages: list[str] = []
+    running = _postgres_only(project, progress=messages.append)
     for name, value in stack.environment(running).items():
         monkeypatch.setenv(name, value)
     with dagster.DagsterInstance.get() as instance:
@@ -252,13 +218,13 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
         assert instance.get_concurrency_config().pool_config.pool_granularity.value == "op"
         assert Path(instance.storage_directory()).is_relative_to(running.dagster_home)
         _check_that_the_library_logs_into_the_run(instance, project / "table")
-    assert any("Starting Postgres" in line for line in told)
+    assert any("Starting Postgres" in line for line in messages)
     assert running.webserver_url is None
     assert _by_name(running.processes)["postgres"].started_here
 
     assert stack.find(project) == replace(running, processes=stack.status(project))
-    seen = _cli("run", "-d", project, sys.executable, "-c", "import os; print(os.getcwd(), os.environ['DAGSTER_HOME'])")
-    assert seen.stdout == f"{project} {running.dagster_home}\n"
+    ran = _cli("run", "-d", project, sys.executable, "-c", "import os; print(os.getcwd(), os.environ['DAGSTER_HOME'])")
+    assert ran.stdout == f"{project} {running.dagster_home}\n"
     assert "error: the command 'no-such-one' was not found" in _cli("run", "-d", project, "no-such-one").stderr
 
     again = _postgres_only(project)
@@ -287,9 +253,7 @@ def _check_that_the_library_logs_into_the_run(instance: "dagster.DagsterInstance
 
 
 @needs_dagster
-def test_postgres_listens_on_loopback_with_a_password_that_is_nowhere_to_be_seen(
-    project: Path, command: Command
-) -> None:
+def test_postgres_listens_on_loopback_and_its_password_is_never_shown(project: Path, command: Command) -> None:
     running = _postgres_only(project)
     folder = project / ".icedb-dagster"
     password = (folder / "postgres.password").read_text()
@@ -303,9 +267,9 @@ def test_postgres_listens_on_loopback_with_a_password_that_is_nowhere_to_be_seen
     for name in ("postgres.password", "state.json"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
     arguments = subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True, text=True).stdout
-    shown = command("status", "--project-dir", project)
+    output = command("status", "--project-dir", project)
     logs = "".join(file.read_text() for file in (folder / "logs").iterdir())
-    for text in (arguments, repr(running), shown.stdout, shown.stderr, logs, (folder / "state.json").read_text()):
+    for text in (arguments, repr(running), output.stdout, output.stderr, logs, (folder / "state.json").read_text()):
         assert password not in text
     port = json.loads((folder / "state.json").read_text())["ports"]["postgres"]
     listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]
@@ -324,7 +288,7 @@ def test_a_killed_postgres_is_started_again_with_its_data(project: Path, bystand
     assert _by_name(again.processes)["postgres"].pid != pid
     assert database.try_connection(running.postgres_url.replace("/dagster", "/mine")) is None
 
-    # The pid in what a killed server left may belong to anybody by now.
+    # The pid in the file of a killed server may belong to another process now.
     os.kill(_by_name(again.processes)["postgres"].pid or 0, signal.SIGKILL)
     wait_until(lambda: _by_name(stack.status(project))["postgres"].state == "stopped", "end of Postgres")
     left_over = project / ".icedb-dagster" / "postgres" / "data" / "postmaster.pid"
@@ -346,7 +310,7 @@ def test_a_recycled_pid_is_not_killed(project: Path, bystander: subprocess.Popen
 
 
 @needs_dagster
-def test_a_postgres_whose_starter_was_killed_is_found(project: Path) -> None:
+def test_a_postgres_is_found_after_its_starter_was_killed(project: Path) -> None:
     running = _postgres_only(project)
     (project / ".icedb-dagster" / "state.json").unlink()
     again = _postgres_only(project)
@@ -357,25 +321,16 @@ def test_a_postgres_whose_starter_was_killed_is_found(project: Path) -> None:
 
 
 @needs_dagster
-def test_two_ups_at_once_start_one_postgres(project: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "icedb_dagster.dev.command",
-        "up",
-        "--no-webserver",
-        "--no-daemon",
-        "-d",
-        str(project),
-    ]
+def test_two_concurrent_ups_start_one_postgres(project: Path) -> None:
+    command = [sys.executable, "-m", "icedb_dagster.dev.command", *ONLY_POSTGRES, str(project)]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate()[1] for process in both]
+    errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sorted("Starting Postgres" in text for text in told) == [False, True]
+    assert sorted("Starting Postgres" in text for text in errors) == [False, True]
 
 
 @needs_dagster
-def test_a_missing_password_file_is_explained(project: Path) -> None:
+def test_a_missing_password_file_is_an_error_with_the_next_step(project: Path) -> None:
     _postgres_only(project)
     stack.down(project)
     (project / ".icedb-dagster" / "postgres.password").unlink()
@@ -384,11 +339,11 @@ def test_a_missing_password_file_is_explained(project: Path) -> None:
 
 
 @needs_dagster
-def test_another_postgres_is_used_and_left_alone(project: Path, other_project: Path, command: Command) -> None:
+def test_an_external_postgres_is_used_and_never_stopped(project: Path, other_project: Path, command: Command) -> None:
     existing = _postgres_only(other_project)
-    given = existing.postgres_url.replace("postgresql+psycopg2://", "postgresql://")
+    external = existing.postgres_url.replace("postgresql+psycopg2://", "postgresql://")
     password = (other_project / ".icedb-dagster" / "postgres.password").read_text()
-    environ = {**os.environ, "ICEDB_POSTGRES_URL": given}
+    environ = {**os.environ, "ICEDB_POSTGRES_URL": external}
     used = _postgres_only(project, environ=environ)
     assert used.postgres_url == existing.postgres_url
     row = _by_name(used.processes)["postgres"]
@@ -399,9 +354,7 @@ def test_another_postgres_is_used_and_left_alone(project: Path, other_project: P
     assert stack.down(project) == ()
     assert database.try_connection(existing.postgres_url) is None
 
-    wrong = command(
-        "up", "--no-webserver", "--no-daemon", "-d", project, ICEDB_POSTGRES_URL=given.replace(password, "topsecret")
-    )
+    wrong = command(*ONLY_POSTGRES, project, ICEDB_POSTGRES_URL=external.replace(password, "topsecret"))
     assert wrong.returncode == 1
     assert "error: no connection to the Postgres of ICEDB_POSTGRES_URL" in wrong.stderr
     assert "topsecret" not in wrong.stderr
@@ -411,7 +364,7 @@ def test_another_postgres_is_used_and_left_alone(project: Path, other_project: P
 # Logs
 
 
-def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project: Path, command: Command) -> None:
+def test_log_lines_name_their_service_and_contain_no_password(project: Path, command: Command) -> None:
     paths = layout.open_layout(project)
     paths.create()
     layout.write_private(paths.password, b"embedded-secret")
@@ -420,8 +373,8 @@ def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project:
     )
     paths.log("webserver").write_text("url=postgresql://me:own%2Fsecret@host/db own/secret\n")
     environ = {"ICEDB_POSTGRES_URL": "postgresql://me:own%2Fsecret@host/db"}
-    found = [(line.service, line.text[:12]) for line in stack.log_lines(project, lines=3, environ=environ)]
-    assert found[1:] == [("daemon", "line 4999: x"), ("daemon", "of ***"), ("daemon", "hal")]
+    lines = [(line.service, line.text[:12]) for line in stack.log_lines(project, lines=3, environ=environ)]
+    assert lines[1:] == [("daemon", "line 4999: x"), ("daemon", "of ***"), ("daemon", "hal")]
     (web,) = [line.text for line in stack.log_lines(project, environ=environ) if line.service == "webserver"]
     assert web == "url=postgresql://me:***@host/db ***"
     long = list(stack.log_lines(project, services=["daemon"], lines=2_000, environ=environ))
@@ -430,11 +383,11 @@ def test_the_ends_of_the_logs_have_their_service_s_name_and_no_password(project:
     with pytest.raises(StackError, match=r"unknown service nginx\. The services are postgres, webserver, daemon"):
         list(stack.log_lines(project, services=["nginx"]))
 
-    shown = command("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
-    assert shown.stdout == "webserver │ url=postgresql://me:***@host/db ***\ndaemon    │ hal\n"
+    output = command("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
+    assert output.stdout == "webserver │ url=postgresql://me:***@host/db ***\ndaemon    │ hal\n"
 
 
-def test_logs_are_followed_also_when_one_is_begun_anew(project: Path) -> None:
+def test_logs_are_followed_across_rotation(project: Path) -> None:
     paths = layout.open_layout(project)
     paths.create()
     log = paths.log("daemon")
@@ -458,7 +411,7 @@ def test_logs_are_followed_also_when_one_is_begun_anew(project: Path) -> None:
 
 @needs_dagster
 @as_root
-def test_below_a_closed_folder_root_needs_no_wider_modes(tmp_path: Path) -> None:
+def test_root_needs_no_wider_modes_below_a_private_folder(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     before = _modes(closed)
@@ -470,14 +423,14 @@ def test_below_a_closed_folder_root_needs_no_wider_modes(tmp_path: Path) -> None
         assert _modes(closed) == before
 
 
-def without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: Path) -> None:
+def without_the_capability_postgres_moves(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     _copy_programs(closed)
     before = _modes(closed)
     bare = (shutil.which("setpriv") or "", "--bounding-set=-dac_read_search")
     for project in _project(closed / "project"):
-        arguments = ("up", "--no-webserver", "--no-daemon", "-d", project)
+        arguments = (*ONLY_POSTGRES, project)
         first = _cli(*arguments, before=bare, PYTHONPATH=str(closed))
         assert first.returncode == 0, first.stderr
         moved = Path(json.loads((project / ".icedb-dagster" / "state.json").read_text())["postgres_dir"])
@@ -493,18 +446,18 @@ def without_the_capability_postgres_moves_to_a_temporary_folder(tmp_path: Path) 
             shutil.rmtree(moved)
 
 
-def with_it_programs_in_a_closed_folder_are_used_where_they_are(tmp_path: Path) -> None:
+def with_it_programs_of_a_private_folder_are_used(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     _copy_programs(closed)
     for project in _project(closed / "project"):
-        arguments = ("up", "--no-webserver", "--no-daemon", "-d", project)
+        arguments = (*ONLY_POSTGRES, project)
         done = _cli(*arguments, PYTHONPATH=str(closed))
         assert done.returncode == 0, done.stderr
         assert 'postgres_dir": null' in (project / ".icedb-dagster" / "state.json").read_text()
         record = _by_name(stack.status(project))["postgres"]
         assert Path(f"/proc/{record.pid}/exe").readlink().is_relative_to(closed)
-        assert "CapEff:\t0000000000000004" in Path(f"/proc/{record.pid}/status").read_text(), "and no other"
+        assert "CapEff:\t0000000000000004" in Path(f"/proc/{record.pid}/status").read_text(), "the other process runs"
         assert stack.down(project) == ("postgres",)
 
 
@@ -514,10 +467,7 @@ def with_it_programs_in_a_closed_folder_are_used_where_they_are(tmp_path: Path) 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize(
     "story",
-    [
-        without_the_capability_postgres_moves_to_a_temporary_folder,
-        with_it_programs_in_a_closed_folder_are_used_where_they_are,
-    ],
+    [without_the_capability_postgres_moves, with_it_programs_of_a_private_folder_are_used],
     ids=lambda story: story.__name__,
 )
 def test_programs_that_only_root_may_read_are_run(tmp_path: Path, story: Callable[[Path], None]) -> None:
@@ -550,7 +500,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
     assert "no_such_module" in running.warnings[0]
 
     run_id = _launch(running.webserver_url)
-    # Other settings: the one service they concern is started again, and the daemon meanwhile executes the run.
+    # Other settings restart only their service, while the daemon executes the run.
     moved = stack.up(project, services=("webserver",), port=ports.free_port())
     assert {row.name for row in moved.processes if row.started_here} == {"webserver"}
     assert moved.webserver_url not in {None, running.webserver_url}
@@ -558,7 +508,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
         monkeypatch.setenv(name, value)
     password = (project / ".icedb-dagster" / "postgres.password").read_text()
     with dagster.DagsterInstance.get() as instance:
-        # Before the first run: a table's lock has its limit, and pools of others are left alone.
+        # Before the first run, the pool of a table has its limit, and other pools are unchanged.
         assert instance.event_log_storage.get_concurrency_info("icedb/tiny").slot_count == 1
         assert instance.event_log_storage.get_concurrency_info("somebody_elses").slot_count == 0
 
@@ -571,13 +521,13 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
     logs = "".join(file.read_text() for file in (project / ".icedb-dagster" / "logs").iterdir())
     assert password not in logs
 
-    told: list[str] = []
-    again = stack.up(project, progress=told.append)
+    messages: list[str] = []
+    again = stack.up(project, progress=messages.append)
     assert not any(row.started_here for row in again.processes)
     assert again.webserver_url == moved.webserver_url
-    assert sum("already" in line for line in told) == 3
+    assert sum("already" in line for line in messages) == 3
 
-    # A demo in the same folder does not pull the database from under the web server.
+    # A demo in the same folder does not stop the database of the web server.
     started = {row.name: row.pid for row in running.processes}
     os.kill(started["postgres"] or 0, signal.SIGKILL)
     demo = _postgres_only(project)
@@ -593,11 +543,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
 def _launch(webserver_url: str) -> str:
     query = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
         __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
-    selector = {
-        "repositoryLocationName": "tiny_definitions",
-        "repositoryName": "__repository__",
-        "jobName": "tiny",
-    }
+    selector = {"repositoryLocationName": "tiny_definitions", "repositoryName": "__repository__", "jobName": "tiny"}
     body = {"query": query, "variables": {"params": {"selector": selector, "mode": "default"}}}
     request = urllib.request.Request(
         f"{webserver_url}/graphql", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
@@ -609,7 +555,7 @@ def _launch(webserver_url: str) -> str:
 
 
 @needs_dagster
-def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path, command: Command) -> None:
+def test_a_failed_start_is_reported_and_leaves_no_process(project: Path, command: Command) -> None:
     (project / "dagster.yaml").write_text("storage: {postgres: {no_such_option: 1}}\n")
     with pytest.raises(StackError, match=r"dagster\.yaml") as caught:
         stack.up(project, services=("postgres", "daemon"))
@@ -628,7 +574,7 @@ def test_what_does_not_start_is_explained_and_nothing_is_left(project: Path, com
 # The command
 
 
-def test_bad_arguments_are_one_line_each(tmp_path: Path, command: Command) -> None:
+def test_invalid_arguments_are_reported_in_one_line(tmp_path: Path, command: Command) -> None:
     nowhere = command("up", "-d", tmp_path / "nowhere")
     assert (nowhere.returncode, nowhere.stdout) == (1, "")
     assert nowhere.stderr.splitlines() == [
@@ -638,13 +584,13 @@ def test_bad_arguments_are_one_line_each(tmp_path: Path, command: Command) -> No
     assert empty.returncode == 1
     assert empty.stderr.startswith(f"error: {tmp_path / 'workspace.yaml'} is missing")
     assert list(tmp_path.iterdir()) == []
-    # An address that cannot be read is no reason not to stop.
+    # An invalid address does not prevent a stop.
     assert command("down", "-d", tmp_path, ICEDB_POSTGRES_URL="rubbish").stdout == "Nothing was running\n"
     with pytest.raises(StackError, match="unknown service nginx"):
         stack.up(tmp_path, services=("nginx",))  # type: ignore[arg-type]
 
 
-def test_a_taken_port_is_refused(project: Path) -> None:
+def test_a_port_in_use_is_rejected(project: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -654,7 +600,7 @@ def test_a_taken_port_is_refused(project: Path) -> None:
         assert services.choose_port(wanted=None, last=port) != port
 
 
-def test_help_names_the_commands(command: Command) -> None:
-    shown = command("--help", COLUMNS="120").stdout
+def test_help_lists_the_commands(command: Command) -> None:
+    output = command("--help", COLUMNS="120").stdout
     for word in ("up", "down", "status", "logs", "run", "pools", "doctor", "init", "submit", "Postgres"):
-        assert word in shown
+        assert word in output

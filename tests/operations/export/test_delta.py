@@ -1,4 +1,4 @@
-"""An export to Delta: programs that know Delta read the very rows, of the very parts, however the table goes on."""
+"""Exports to Delta: readers of Delta read the same rows from the same parts, also after later changes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ from icedb.errors import (
 )
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.export import delta
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.delta_reading import actions, by_delta, check_same, files, texts
 from tests.support.tables.fault_walk import SavedState
+from tests.support.tables.numbered_rows import data_keys
 
 #: A value of each type that Delta can have.
 TYPES = {
@@ -99,7 +101,7 @@ def live(table: Table) -> set[str]:
 
 
 @pytest.mark.long
-def test_each_type_is_read_as_it_is(local: Any) -> None:
+def test_each_type_is_read_unchanged(local: Any) -> None:
     table = Table.create(local.uri, sort_by=["bigint", "varchar", "timestamp", "timestamptz", "date", "float"])
     table.insert(rows_of({**TYPES, "json": """'{"a": 1}'::JSON"""}))
     parts = sorted(Path(local.uri, "_data").rglob("*"))
@@ -108,15 +110,15 @@ def test_each_type_is_read_as_it_is(local: Any) -> None:
     check_same(table)
     assert sorted(Path(local.uri, "_data").rglob("*")) == parts  # nothing was copied
     # The SQL of deltalake, which types columns by the log; and Polars, which does not know Parquet's JSON.
-    told = pa.table(deltalake.QueryBuilder().register("t", by_delta(table)).execute("SELECT * FROM t"))
-    assert texts(told, list(TYPES)) == texts(table.query("SELECT * FROM t").to_arrow(), list(TYPES))
+    queried = pa.table(deltalake.QueryBuilder().register("t", by_delta(table)).execute("SELECT * FROM t"))
+    assert texts(queried, list(TYPES)) == texts(table.query("SELECT * FROM t").to_arrow(), list(TYPES))
     table.export_delta(exclude_columns=["json"])
     columns = [c for c in TYPES if c not in ("map", "map_of_lists")]
     frame = pl.scan_delta(local.uri).select(columns).collect().to_arrow()
     assert texts(frame, columns) == texts(table.query("SELECT * FROM t").to_arrow(), columns)
 
 
-def test_types_that_delta_has_not_are_named_and_can_be_left_out(local: Any) -> None:
+def test_types_without_a_delta_type_are_named_and_can_be_excluded(local: Any) -> None:
     table = Table.create(local.uri)
     table.insert(rows_of({"n": "1", **REFUSED}))
     with pytest.raises(UnsupportedType) as refused:
@@ -158,15 +160,14 @@ def test_partition_columns_have_their_types_and_any_value(shared_place: Any) -> 
     table.export_delta()
     check_same(table)
     [(city,)] = table.query("SELECT n FROM t WHERE city = 'a/b'").fetchall()
-    found = by_delta(table).to_pyarrow_table(filters=[("city", "=", "a/b")])
-    assert found.column("n").to_pylist() == [city]
-    told = {f.name: str(f.type) for f in by_delta(table).schema().fields}
-    assert told["day"] == 'PrimitiveType("date")'
-    assert told["hour"] == 'PrimitiveType("timestamp")'
-    assert told["quarter"] == 'PrimitiveType("decimal(4,2)")'
+    selected = by_delta(table).to_pyarrow_table(filters=[("city", "=", "a/b")])
+    assert selected.column("n").to_pylist() == [city]
+    types = {f.name: str(f.type) for f in by_delta(table).schema().fields}
+    for column, type_ in {"day": "date", "hour": "timestamp", "quarter": "decimal(4,2)"}.items():
+        assert types[column] == f'PrimitiveType("{type_}")'
 
 
-def test_the_empty_text_is_no_value_of_a_partition_in_delta(local: Any) -> None:
+def test_an_empty_text_as_a_partition_value_is_rejected(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["lower(c) AS l"])
     table.insert([{"c": ""}, {"c": "x"}])
     with pytest.raises(InvalidPartitionValue, match=r"'l' \(VARCHAR\).*exclude_columns"):
@@ -184,7 +185,7 @@ def test_a_data_column_wins_over_a_partition_column_of_its_name(local: Any) -> N
     check_same(table)
 
 
-def test_an_empty_table_and_one_without_columns(local: Any) -> None:
+def test_an_empty_table_is_exported_and_one_without_columns_rejected(local: Any) -> None:
     table = Table.create(local.uri, schema={"n": "BIGINT"}, partition_by=["n % 2 AS odd"])
     assert table.export_delta().version == 0
     check_same(table)
@@ -216,17 +217,17 @@ def test_statistics_are_exact_or_missing(local: Any) -> None:
     table.insert(duckdb.sql("SELECT DATE '20000-01-01' AS day, TIMESTAMP 'infinity' AS at"))
     table.export_delta()
     check_same(table)
-    told = by_delta(table).get_add_actions(flatten=True)
-    rows = {r["num_records"]: r for r in pa.table(told).to_pylist() if r["num_records"] == 2}[2]
+    added = pa.table(by_delta(table).get_add_actions(flatten=True)).to_pylist()
+    [rows] = [r for r in added if r["num_records"] == 2]
     assert (rows["min.text"], rows["max.text"], rows["min.whole"], rows["null_count.whole"]) == ("b", "b", 1, 0)
     assert (rows["min.x"], rows["max.x"]) == (1.5, None)  # JSON has no infinity
     assert (rows.get("min.long"), rows.get("max.long"), rows["null_count.long"]) == (None, None, 0)
     assert rows["min.at"].replace(tzinfo=None) == at
-    # Some engines answer these by the log alone.
+    # Some engines compute these from the log alone.
     for column in ("long", "text", "x", "whole", "at", "day"):
-        asked = f"SELECT max(t.{column}) AS most, min(t.{column}) AS least, count(t.{column}) AS n FROM t"
-        answer = pa.table(deltalake.QueryBuilder().register("t", by_delta(table)).execute(asked))
-        assert texts(answer, answer.column_names) == texts(table.query(asked).to_arrow(), answer.column_names), column
+        query = f"SELECT max(t.{column}) AS most, min(t.{column}) AS least, count(t.{column}) AS n FROM t"
+        answer = pa.table(deltalake.QueryBuilder().register("t", by_delta(table)).execute(query))
+        assert texts(answer, answer.column_names) == texts(table.query(query).to_arrow(), answer.column_names), column
     assert by_delta(table).count() == 4
 
 
@@ -246,7 +247,7 @@ STEPS: dict[str, Callable[[Table], object]] = {
 
 
 @pytest.mark.long
-def test_every_change_of_a_table_arrives(local: Any) -> None:
+def test_every_change_of_a_table_is_exported(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"], sort_by=["n"])
     fill(table, 0, 10, 20)
     table.export_delta()
@@ -267,13 +268,13 @@ def test_every_change_of_a_table_arrives(local: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_merge_is_no_change_of_the_data_and_all_else_is(table: Table, clocked: ClockedStore) -> None:
+def test_only_a_merge_is_exported_without_a_change_of_data(table: Table, clocked: ClockedStore) -> None:
     def changes(version: int) -> dict[str, set[bool]]:
-        told: dict[str, set[bool]] = {}
+        flags: dict[str, set[bool]] = {}
         for action in actions(clocked, version):
             for kind in action.keys() & {"add", "remove"}:
-                told.setdefault(kind, set()).add(action[kind]["dataChange"])
-        return told
+                flags.setdefault(kind, set()).add(action[kind]["dataChange"])
+        return flags
 
     def exported(change: Callable[[], object]) -> dict[str, set[bool]]:
         change()
@@ -315,10 +316,8 @@ def test_a_merge_is_no_change_of_the_data_and_all_else_is(table: Table, clocked:
     assert exported(lambda: table.drop_partitions(["tens=2"])) == {"remove": {True}}
     before = table.handle.read().newest_ms
     assert table.query("SELECT count(*) FROM t WHERE tens = 1").fetchone() == (2,)
-    assert exported(lambda: table.overwrite([{"n": 16}, {"n": 17}], partitions=["tens=1"])) == {
-        "add": {True},
-        "remove": {True},
-    }
+    both = {"add": {True}, "remove": {True}}
+    assert exported(lambda: table.overwrite([{"n": 16}, {"n": 17}], partitions=["tens=1"])) == both
     # As many rows in the same partition, moved there by the restore: and other rows.
     assert exported(lambda: table.restore(before)) == {"add": {True}, "remove": {True}}
 
@@ -344,7 +343,7 @@ def test_merges_that_make_one_row_of_several_change_the_data(local: Any) -> None
 
 
 @pytest.mark.long
-def test_a_changed_partitioning(local: Any) -> None:
+def test_older_parts_are_exported_with_the_altered_partitioning(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])
     fill(table, 1, 3, 12, 14)
     table.export_delta()
@@ -357,15 +356,15 @@ def test_a_changed_partitioning(local: Any) -> None:
     table.alter(partition_by=["n % 3 AS third"])
     with pytest.raises(InvalidPartitionValue, match=r"\['third'\].*exclude_columns"):
         table.export_delta()
-    check_same_as = by_delta(table).version()
-    assert table.export_delta(exclude_columns=["third"]).version == check_same_as + 1
+    before = by_delta(table).version()
+    assert table.export_delta(exclude_columns=["third"]).version == before + 1
     check_same(table, without=("third",))
 
 
 @pytest.mark.long
 @given(st.lists(st.sampled_from([*STEPS, "export", "export"]), max_size=8))
 @settings(max_examples=6)
-def test_any_history(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+def test_exports_match_after_random_changes(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     folder = tmp_path_factory.mktemp("history")
     table = Table.create(folder / "t", partition_by=["n // 10 AS tens"], sort_by=["n"], storage_options={"fsync": "0"})
     fill(table, 0, 10, 20)
@@ -377,9 +376,7 @@ def test_any_history(tmp_path_factory: pytest.TempPathFactory, steps: list[str])
             table.export_delta(exclude_columns=without)
             assert files(table.handle.store) == live(table)
         else:
-            with contextlib.suppress(
-                InvalidRequestError
-            ):  # what does not fit this history: a partition that has no rows
+            with contextlib.suppress(InvalidRequestError):  # a partition without rows
                 STEPS[step](table)
     check_same(table, without=without)
     shutil.rmtree(folder)
@@ -389,8 +386,8 @@ def test_any_history(tmp_path_factory: pytest.TempPathFactory, steps: list[str])
 
 
 @pytest.mark.long
-def test_a_table_of_v3_programs(local: Any) -> None:
-    """They say neither how many rows a part has, nor what is in it; and there is no spec."""
+def test_a_v3_table_is_exported(local: Any) -> None:
+    """Such tables have neither row counts nor statistics, and no spec."""
     table = Table.create(local.uri, partition_by=["n // 2 AS half"])
     fill(table, 0, 1, 2)
     Path(local.uri, "_table.json").unlink()
@@ -408,7 +405,7 @@ def test_a_table_of_v3_programs(local: Any) -> None:
     check_same(table)
 
 
-def test_the_log_of_the_table_may_be_elsewhere(local: Any) -> None:
+def test_a_table_with_a_separate_log_is_exported(local: Any) -> None:
     table = Table.create(local.uri, log_uri=f"{local.uri}-log")
     fill(table, 1)
     table.export_delta()
@@ -418,7 +415,7 @@ def test_the_log_of_the_table_may_be_elsewhere(local: Any) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_checkpoints_hold_what_the_versions_say(shared_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_match_the_versions(shared_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "VERSIONS_PER_CHECKPOINT", 4)
     table = Table.create(
         shared_place.uri, partition_by=["c || '' AS city"], storage_options=shared_place.storage_options
@@ -491,7 +488,7 @@ def test_programs_of_delta_read_and_do_not_write(local: Any) -> None:
     check_same(table)
 
 
-def test_a_delta_log_of_others_is_left_alone(local: Any) -> None:
+def test_a_delta_log_of_another_program_is_rejected(local: Any) -> None:
     table = Table.create(local.uri)
     fill(table, 1)
     deltalake.write_deltalake(local.uri, pa.table({"n": [2]}))
@@ -507,13 +504,13 @@ def test_a_delta_log_of_others_is_left_alone(local: Any) -> None:
         table.export_delta()
 
 
-def test_a_checkpoint_without_versions_is_left_alone(local: Any) -> None:
-    """Readers would begin with it, and find files of somebody's."""
+def test_a_checkpoint_without_versions_is_rejected(local: Any) -> None:
+    """Readers would begin with it, and read files of another program."""
     table = Table.create(local.uri)
     fill(table, 1)
     Path(local.uri, "_delta_log").mkdir()
     Path(local.uri, "_delta_log", f"{7:020d}.checkpoint.parquet").write_bytes(b"theirs")
-    with pytest.raises(CorruptLog, match="or whose it is"):
+    with pytest.raises(CorruptLog, match="its author cannot be read"):
         table.export_delta()
     assert [p.name for p in Path(local.uri, "_delta_log").iterdir()] == [f"{7:020d}.checkpoint.parquet"]
 
@@ -525,9 +522,7 @@ def exports(table: Table) -> list[str]:
     return [p.name for p in table.pins()]
 
 
-def test_the_parts_of_an_export_are_kept_until_the_next(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_parts_of_an_export_are_kept_until_the_next(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table, 1, 2)
     fill(table, 3, 4)
     report = table.export_delta()
@@ -537,22 +532,22 @@ def test_the_parts_of_an_export_are_kept_until_the_next(
     for _ in range(3):
         clock.advance(2 * HOUR_MS)
         table.cleanup()
-    assert kept <= {i.key for i in clocked.list(table.handle.keys.data_prefix)}
+    assert kept <= data_keys(clocked)
     clock.advance(1)
     table.export_delta()
-    # Whoever opened the version before reads on for the grace period.
+    # A reader of the previous version continues for the grace period.
     table.cleanup()
     assert len(exports(table)) == 2
-    assert kept <= {i.key for i in clocked.list(table.handle.keys.data_prefix)}
+    assert kept <= data_keys(clocked)
     clock.advance(HOUR_MS + MINUTE_MS)
     assert table.export_delta().published is False
     assert len(exports(table)) == 1
     clock.advance(HOUR_MS)
     table.cleanup()
-    assert {i.key for i in clocked.list(table.handle.keys.data_prefix)} == files(clocked) == live(table)
+    assert data_keys(clocked) == files(clocked) == live(table)
 
 
-def test_an_export_without_news_is_kept_longer(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_an_export_without_changes_extends_its_pin(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table, 1)
     table.export_delta(keep=timedelta(days=1))
     clock.advance(20 * HOUR_MS)
@@ -583,10 +578,9 @@ def test_an_earlier_time_can_be_exported(table: Table, clocked: ClockedStore, cl
         table.export_delta(as_of=then.as_of_ms)
 
 
-def test_a_log_file_of_a_clock_far_ahead(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_parts_from_a_clock_far_ahead_are_exported(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table, 1)
-    ahead = open_table(clocked, clock.skewed(24 * HOUR_MS))
-    ahead.handle._clock_checked = True
+    ahead = open_table(clocked, clock.skewed(24 * HOUR_MS), fencing="none")
     fill(ahead, 2)
     table.export_delta()
     assert files(clocked) == live(table)
@@ -596,104 +590,84 @@ def test_a_log_file_of_a_clock_far_ahead(table: Table, clocked: ClockedStore, cl
 # ------------------------------------------------------------------------------------------------ two, and none
 
 
-def test_of_two_exports_the_later_one_looks_again(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
+def test_the_second_of_two_exports_plans_again(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
     fill(table, 1)
     table.export_delta()
     fill(table, 2)
     store = FaultyStore(clocked)
     other = open_table(store, clock)
 
-    def meanwhile(request: Request) -> None:
-        if request.kind == "create" and "_delta_log" in request.keys[0]:
-            store.before = None
-            fill(table, 3)
-            table.export_delta()
-            fill(table, 4)
+    def meanwhile() -> None:
+        fill(table, 3)
+        table.export_delta()
+        fill(table, 4)
 
-    store.before = meanwhile
+    act_before(store, meanwhile, kind="create", key="_delta_log")
     assert other.export_delta().version == 2
     assert files(clocked) == live(table)
     added = [a["add"]["path"] for a in actions(clocked) if "add" in a]
     assert len(added) == len(set(added)) == 4
-    # What the loser had pinned for version 1 is gone; each version has one.
+    # Each version has one pin. That of the lost attempt for version 1 is deleted.
     assert [name.split("-")[2] for name in exports(table)] == ["0", "1", "2"]
 
 
-def test_an_export_never_goes_back(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
+def test_a_planned_export_never_replaces_a_newer_one(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
     fill(table, 1)
     table.export_delta()
     store = FaultyStore(clocked)
     other = open_table(store, clock)
-    for moment in ("before", "after"):
 
-        def meanwhile(request: Request) -> None:
-            if request.kind == "list":
-                store.before = store.after = None
-                fill(table, 2)
-                table.export_delta()
+    def meanwhile() -> None:
+        fill(table, 2)
+        table.export_delta()
 
-        setattr(store, moment, meanwhile)
+    for interrupt in (act_before, act_after):
+        interrupt(store, meanwhile, kind="list")
         other.export_delta()
-        assert files(clocked) == live(table), moment
+        assert files(clocked) == live(table), interrupt
 
 
-def test_two_exports_without_news_keep_one_pin(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
+def test_two_exports_without_changes_keep_one_pin(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
     fill(table, 1)
     table.export_delta()
     store = FaultyStore(clocked)
     other = open_table(store, clock)
 
-    def meanwhile(request: Request) -> None:
-        if (request.kind, request.keys) == ("list", (table.handle.keys.claims_prefix,)):
-            store.before = None
-            clock.advance(1)
-            table.export_delta()
+    def meanwhile() -> None:
+        clock.advance(1)
+        table.export_delta()
 
-    store.before = meanwhile
+    act_before(store, meanwhile, kind="list", key=table.handle.keys.claims_prefix)
     clock.advance(1)
-    other.export_delta()  # looks for pins to remove, and finds that of an export that came after it
+    other.export_delta()  # its listing of pins to remove contains the pin of the later export
     assert len(exports(table)) == 1
     assert table.pins()[0].created_ms == clock.now_ms()
 
 
-def test_a_drop_by_a_clock_that_is_behind(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
+def test_a_drop_by_a_slow_clock_keeps_exported_parts(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
     fill(table, 1, 11)
     clock.advance(HOUR_MS)
     store = FaultyStore(clocked)
     slow = open_table(clocked, clock.skewed(-MINUTE_MS // 2))
-
-    def meanwhile(request: Request) -> None:
-        if request.kind == "create" and "pin-" in request.keys[0]:
-            store.before = None
-            slow.drop_partitions(["tens=0"])
-
-    store.before = meanwhile
+    act_before(store, lambda: slow.drop_partitions(["tens=0"]), kind="create", key="pin-")
     open_table(store, clock).export_delta()
     assert len(files(clocked)) == 2
     clock.advance(2 * HOUR_MS)
     table.cleanup()
-    assert files(clocked) <= {i.key for i in clocked.list(table.handle.keys.data_prefix)}
+    assert files(clocked) <= data_keys(clocked)
 
 
-def test_an_export_that_slept_too_long_publishes_nothing(
-    clocked: ClockedStore, clock: ManualClock, table: Table
-) -> None:
+def test_an_export_that_paused_is_not_published(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
     fill(table, 1)
     store = FaultyStore(clocked)
-    other = open_table(store, clock)
-
-    def sleep(request: Request) -> None:
-        if request.kind == "create" and "pin-" in request.keys[0]:
-            clock.advance(2 * MINUTE_MS)
-
-    store.after = sleep
+    act_after(store, lambda: clock.advance(2 * MINUTE_MS), kind="create", key="pin-")
     with pytest.raises(CommitTimedOut):
-        other.export_delta(keep=timedelta(minutes=1))
+        open_table(store, clock).export_delta(keep=timedelta(minutes=1))
     assert actions(clocked) == []
 
 
 @pytest.mark.long
-def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_crashes_anywhere_loses_no_exported_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "VERSIONS_PER_CHECKPOINT", 3)
     clock = ManualClock()
     base = ClockedStore(clock)
@@ -708,7 +682,7 @@ def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: p
     counting = FaultyStore(base)
     open_table(counting, clock).export_delta()  # version 2, with a checkpoint
     assert [r for r in counting.requests if "checkpoint" in r.keys[0]]
-    # To die while it reads, or before a change, is to die after the change before.
+    # A crash during reads, or before a change, equals a crash after the previous change.
     numbers = [r.number for r in counting.requests if r.kind in ("create", "delete")]
     for fault in (Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT):
         for number in numbers:
@@ -719,8 +693,7 @@ def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: p
                 open_table(store, clock).export_delta()
             where = (fault, number, counting.requests[number - 1])
             _forget_all(base, clock)
-            stored = {i.key for i in base.list(base.location.keys.data_prefix)}
-            assert files(base) <= stored, where
+            assert files(base) <= data_keys(base), where
             again = open_table(base, clock)
             again.export_delta()
             assert files(base) == live(again), where
@@ -731,7 +704,7 @@ def test_nothing_that_delta_names_is_lost_wherever_an_export_dies(monkeypatch: p
 
 
 def _forget_all(store: ClockedStore, clock: ManualClock) -> None:
-    """Supersede everything, and let cleanup take it as soon as it may."""
+    """Supersede all parts, and clean up after the grace period."""
     table = open_table(store, clock)
     clock.advance(MINUTE_MS)
     table.overwrite([{"n": 77}])

@@ -1,4 +1,4 @@
-"""An export to Parquet: a folder that anything reads, with the very rows, whole or not at all."""
+"""Exports to Parquet: a complete folder with the same rows for any reader, or nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ import pytest
 from icedb import Table
 from icedb.errors import IceDBError, InvalidOption, OutcomeUnknownError, SnapshotExpired, UnknownColumn
 from icedb.format.timing import HOUR_MS
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from tests.support.object_stores.interruptions import act_before
 from tests.support.tables.delta_reading import texts
 
 START = datetime(2026, 11, 21, 22)
+#: The types of the path columns of `make`, for DuckDB.
+TYPES = ", hive_types = {'day': VARCHAR}"
 
 
 def events(count: int = 20) -> list[dict[str, Any]]:
@@ -40,7 +43,7 @@ def make(place: Any, **options: Any) -> Table:
 
 
 def hive(table: Table, target: str, types: str) -> pa.Table:
-    """What plain DuckDB reads of the folder or prefix."""
+    """Read the folder or prefix with DuckDB alone."""
     from icedb.sql.connections import connect_reader
     from icedb.storage.location import parse_location
 
@@ -61,12 +64,12 @@ def check_same(table: Table, target: str, *, where: str = "true", types: str = "
 def test_parts_are_copied_as_they_are(place: Any) -> None:
     table = make(place)
     target = f"{place.uri}-out"
-    told: list[tuple[int, int, int]] = []
-    report = table.export_parquet(target, on_part=lambda *figures: told.append(figures))
+    progress: list[tuple[int, int, int]] = []
+    report = table.export_parquet(target, on_part=lambda *figures: progress.append(figures))
     assert (report.copied_parts, report.rewritten_parts, report.files, report.rows) == (5, 0, 5, 20)
     assert report.bytes == table.snapshot().bytes
-    assert [(done, total) for done, total, _ in told] == [(n, 5) for n in range(1, 6)]
-    assert told[-1][2] == report.bytes
+    assert [(done, total) for done, total, _ in progress] == [(n, 5) for n in range(1, 6)]
+    assert progress[-1][2] == report.bytes
     store = table.handle.store.sibling(table.handle.location.sibling("table-out"))
     root = store.location.keys.prefix
     names = [i.key.removeprefix(root).strip("/") for i in store.list(root)]
@@ -74,25 +77,25 @@ def test_parts_are_copied_as_they_are(place: Any) -> None:
     ours = {p.key.partition("_data/")[2] for p in table.snapshot().parts}
     assert {n for n in names if not n.startswith("_")} == ours
     if place.kind != "memory":
-        check_same(table, target, types=", hive_types = {'day': VARCHAR}")
+        check_same(table, target, types=TYPES)
     if place.kind == "local":
         found = ds.dataset(target, partitioning="hive").to_table()
         assert texts(found, ["n", "place"]) == texts(table.query("SELECT n, place FROM t").to_arrow(), ["n", "place"])
 
 
 @pytest.mark.s3
-def test_from_a_folder_to_a_bucket_and_back(local: Any, s3: Any) -> None:
+def test_an_export_from_a_folder_to_a_bucket_and_back(local: Any, s3: Any) -> None:
     table = make(local)
     table.export_parquet(s3.uri, storage_options=s3.storage_options)
     there = Table.create_from_files(f"{s3.uri}-table", s3.uri, storage_options=s3.storage_options)
     assert there.rows == 20
     other = Table.open(f"{s3.uri}-table", storage_options=s3.storage_options)
     other.export_parquet(f"{local.uri}-back", storage_options={"fsync": "false"})
-    check_same(table, f"{local.uri}-back", types=", hive_types = {'day': VARCHAR}")
+    check_same(table, f"{local.uri}-back", types=TYPES)
 
 
 @pytest.mark.long
-def test_some_rows(local: Any) -> None:
+def test_only_rows_of_the_condition_are_exported(local: Any) -> None:
     table = make(local)
     where = "n BETWEEN 3 AND 9 AND place <> 'c 1/%'"
     planned = table.export_parquet(f"{local.uri}-out", where=where, dry_run=True)
@@ -100,7 +103,7 @@ def test_some_rows(local: Any) -> None:
     assert not Path(f"{local.uri}-out").exists()
     report = table.export_parquet(f"{local.uri}-out", where=where)
     assert (report.rows, report.copied_parts, report.rewritten_parts) == (5, 0, planned.rewritten_parts)
-    check_same(table, f"{local.uri}-out", where=where, types=", hive_types = {'day': VARCHAR}")
+    check_same(table, f"{local.uri}-out", where=where, types=TYPES)
     none = table.export_parquet(f"{local.uri}-none", where="n = -1")
     assert (none.files, none.rows, none.bytes) == (0, 0, 0)
     assert [p.name for p in Path(none.target).iterdir() if p.suffix != ".json"] == ["_SUCCESS"]
@@ -110,19 +113,19 @@ def test_some_rows(local: Any) -> None:
 
 
 @pytest.mark.long
-def test_an_earlier_time(local: Any) -> None:
+def test_a_table_is_exported_as_of_an_earlier_time(local: Any) -> None:
     table = make(local)
     then = table.snapshot().as_of_ms
     before = table.query("SELECT * FROM t").to_arrow()
     table.delete("n > 4")
     report = table.export_parquet(f"{local.uri}-out", as_of=then)
     assert (report.as_of_ms, report.rows) == (then, 20)
-    found = hive(table, report.target, ", hive_types = {'day': VARCHAR}")
-    assert texts(found, before.column_names) == texts(before, before.column_names)
+    exported = hive(table, report.target, TYPES)
+    assert texts(exported, before.column_names) == texts(before, before.column_names)
 
 
-def test_paths_say_what_rows_say(local: Any) -> None:
-    """Readers believe the path: so what was written under another one is written again."""
+def test_parts_with_a_wrong_path_are_rewritten(local: Any) -> None:
+    """Readers take the value from the path, so parts with a wrong path are written again."""
     table = Table.create(local.uri, partition_by=["k"], sort_by=["n"])
     table.insert([{"k": k, "n": n} for n, k in enumerate(["a", "b", "x" * 80, None])])
     table.insert([{"k": "a", "n": 10, "_partition": "k=b"}, {"k": None, "n": 11, "_partition": "k=b"}])
@@ -133,7 +136,7 @@ def test_paths_say_what_rows_say(local: Any) -> None:
 
 
 @pytest.mark.long
-def test_parts_of_an_older_partitioning_and_without_later_columns(local: Any) -> None:
+def test_parts_of_older_specs_are_exported(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])
     table.insert([{"n": n} for n in (1, 2, 11, 12)])
     table.alter(partition_by=["n % 2 AS odd"])
@@ -148,7 +151,7 @@ def test_parts_of_an_older_partitioning_and_without_later_columns(local: Any) ->
     assert all(p.is_file() for p in Path(report.target).iterdir())
 
 
-def test_imported_files_of_one_name(local: Any) -> None:
+def test_imported_files_of_one_name_are_both_exported(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])
     for tens in (1, 2):
         path = Path(local.uri, "_data", f"tens={tens}")
@@ -164,14 +167,14 @@ def test_imported_files_of_one_name(local: Any) -> None:
 # ------------------------------------------------------------------------------------------------ the target
 
 
-def test_a_target_is_a_place_of_its_own(local: Any) -> None:
+def test_a_target_that_is_not_empty_or_overlaps_the_table_is_rejected(local: Any) -> None:
     table = make(local)
     (Path(local.uri).parent / "used").mkdir()
     (Path(local.uri).parent / "used" / "letter.txt").write_text("dear")
     used = f"{local.uri}/../used"
     for target, why in {
         f"{local.uri}/out": "inside the table",
-        str(Path(local.uri).parent): "inside of it",
+        str(Path(local.uri).parent): "or contains it",
         used: "not empty",
     }.items():
         with pytest.raises(InvalidOption, match=why):
@@ -185,7 +188,7 @@ def test_a_target_is_a_place_of_its_own(local: Any) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_another_export_is_replaced_when_asked(place: Any) -> None:
+def test_an_earlier_export_is_replaced_with_overwrite(place: Any) -> None:
     table = make(place)
     target = f"{place.uri}-out"
     table.export_parquet(target)
@@ -201,7 +204,7 @@ def test_another_export_is_replaced_when_asked(place: Any) -> None:
         kept = [i.key for i in store.list(store.location.keys.prefix) if i.key.endswith(".parquet")]
         assert len(kept) == report.files
     if place.kind != "memory":
-        check_same(table, target, where="n < 5", types=", hive_types = {'day': VARCHAR}")
+        check_same(table, target, where="n < 5", types=TYPES)
 
 
 def test_a_partition_column_that_rows_have_is_read_from_the_files(local: Any) -> None:
@@ -214,7 +217,7 @@ def test_a_partition_column_that_rows_have_is_read_from_the_files(local: Any) ->
     assert hive(table, target, "").num_rows == 3
 
 
-def test_parquet_of_others_is_not_replaced(local: Any) -> None:
+def test_parquet_files_of_another_program_are_not_replaced(local: Any) -> None:
     table = make(local)
     target = Path(f"{local.uri}-out")
     target.mkdir()
@@ -226,7 +229,7 @@ def test_parquet_of_others_is_not_replaced(local: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", [None, "n % 2 = 0"])
-def test_an_export_is_whole_or_says_that_it_is_not(where: str | None) -> None:
+def test_an_incomplete_export_is_marked_as_incomplete(where: str | None) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)
     create_table(base, clock, partition_by=["n // 10 AS tens"]).insert([{"n": n} for n in range(20)])
@@ -236,7 +239,7 @@ def test_an_export_is_whole_or_says_that_it_is_not(where: str | None) -> None:
     wanted = 2
     changing = [r.number for r in counting.requests if r.kind in ("create", "copy")]
     saved = {k: v for k, v in base.objects.items() if not k.startswith("out/")}
-    # To die before a change is to die after the one before it.
+    # A crash before a change equals a crash after the previous change.
     for fault in (Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT):
         for number in changing:
             base.objects = dict(saved)
@@ -252,58 +255,48 @@ def test_an_export_is_whole_or_says_that_it_is_not(where: str | None) -> None:
                 to_look = isinstance(error, OutcomeUnknownError)
             names = Counter(k.rpartition(".")[2] for k in base.objects if k.startswith("out/"))
             where_it_was = (fault, number, counting.requests[number - 1], names)
-            # Of any other request it is known that nothing came of it.
+            # The outcome of all other requests is known.
             assert to_look == (not done and not died and number == changing[-1]), where_it_was
             if "out/_SUCCESS" in base.objects:
                 assert names["parquet"] == wanted, where_it_was
                 assert done or died, where_it_was
             else:
                 assert not done, where_it_was
-                if not died:  # what was put is removed again, unless all of it was there
+                if not died:  # the export deletes what it put, unless the export was complete
                     assert names["parquet"] == (wanted if number == changing[-1] else 0), where_it_was
             report = open_table(base, clock).export_parquet(target, where=where, overwrite=True)
             assert report.files == wanted, where_it_was
 
 
-def test_an_export_that_begins_meanwhile_is_refused() -> None:
-    clock = ManualClock()
-    base = ClockedStore(clock)
-    table = create_table(base, clock)
-    table.insert([{"n": 1}])
-    store = FaultyStore(base)
-
-    def meanwhile(request: Request) -> None:
-        if (request.kind, request.keys) == ("create", ("out/_export.json",)):
-            base.create("out/_export.json", b"{}")
-
-    store.before = meanwhile
+def test_a_concurrent_export_to_the_same_target_is_rejected(clocked: ClockedStore, clock: ManualClock) -> None:
+    create_table(clocked, clock).insert([{"n": 1}])
+    store = FaultyStore(clocked)
+    act_before(store, lambda: clocked.create("out/_export.json", b"{}"), kind="create", key="out/_export.json")
     with pytest.raises(InvalidOption, match="under way"):
         open_table(store, clock).export_parquet("memory://clocked/out")
-    assert [k for k in base.objects if k.startswith("out/")] == ["out/_export.json"]
+    assert [k for k in clocked.objects if k.startswith("out/")] == ["out/_export.json"]
 
 
-def test_a_part_that_cleanup_takes_meanwhile(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_part_deleted_by_cleanup_fails_the_export(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock)
     for n in range(3):
         table.insert([{"n": n}])
     store = FaultyStore(clocked)
 
-    def meanwhile(request: Request) -> None:
-        if request.kind in ("copy", "get") and "_data/" in request.keys[0]:
-            store.before = None
-            table.merge()
-            clock.advance(2 * HOUR_MS)
-            table.cleanup()
+    def replace_and_clean_up() -> None:
+        table.merge()
+        clock.advance(2 * HOUR_MS)
+        table.cleanup()
 
-    store.before = meanwhile
+    act_before(store, replace_and_clean_up, kind="copy", key="_data/")
     with pytest.raises(SnapshotExpired):
         open_table(store, clock).export_parquet("memory://clocked/out")
     assert [k for k in clocked.objects if k.startswith("out/")] == []
 
 
-def test_what_an_export_says_of_itself(local: Any) -> None:
+def test_an_export_records_its_table_and_time(local: Any) -> None:
     table = make(local)
     report = table.export_parquet(f"{local.uri}-out")
-    told = json.loads(Path(report.target, "_export.json").read_text())
-    assert told == {"table": table.uri, "as_of": report.as_of_ms, "id": told["id"]}
+    record = json.loads(Path(report.target, "_export.json").read_text())
+    assert record == {"table": table.uri, "as_of": report.as_of_ms, "id": record["id"]}
     assert Path(report.target, "_SUCCESS").read_bytes() == b""

@@ -1,9 +1,9 @@
-"""The health agrees with the operations: the named operation does what is recommended, and no other does."""
+"""Health: each recommendation names the operation that has work to do."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,12 +13,12 @@ import pytest
 
 from icedb import Recommendation, Table, TableHealth, Thresholds
 from icedb.errors import InvalidOption
-from icedb.format.codec import encode
 from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.health.table_health import PartitionHealth, recommend
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
 from icedb.transaction.append import append
+from tests.support.tables.numbered_rows import put_log
 
 #: Everything is due early: a few real inserts are enough.
 SMALL = Thresholds(hot_parts=4, cold_parts=4, log_files=4, expired_objects=4)
@@ -30,7 +30,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 
 
 def add(table: Table, *partitions: str, size: int = 10, rows: int | None = 1) -> None:
-    """A commit of a part for each partition, a millisecond after the last. They are no Parquet files."""
+    """Commit a part without content to each partition, a millisecond after the last commit."""
     handle = table.handle
     clock: Any = handle.clock
     clock.advance(1)
@@ -41,13 +41,12 @@ def add(table: Table, *partitions: str, size: int = 10, rows: int | None = 1) ->
 
 
 def put_ahead(table: Table, path: str, ahead_ms: int) -> str:
-    """A part that a writer committed whose clock is far ahead; its key."""
+    """Commit a part as a writer whose clock is ahead, and return its key."""
     handle = table.handle
     t_ms = handle.clock.now_ms() + ahead_ms
     marker = Marker(handle.keys.part(path, handle.clock.new_id()), 10, t_ms, rows=1)
     handle.store.create(marker.key, b"x" * 10)
-    log_file = handle.keys.log_file(t_ms, merged=False, writer=handle.clock.new_id())
-    handle.store.create(log_file, encode(LogFile(t_ms, {"n": "BIGINT"}, (marker,))))
+    put_log(handle.store, LogFile(t_ms, {"n": "BIGINT"}, (marker,)), writer=handle.clock.new_id())
     return marker.key
 
 
@@ -56,8 +55,7 @@ def due(health: TableHealth) -> dict[str, Recommendation]:
 
 
 def partition(health: TableHealth, path: str) -> PartitionHealth:
-    [found] = [p for p in health.partitions if p.path == path]
-    return found
+    return next(p for p in health.partitions if p.path == path)
 
 
 # ------------------------------------------------------------------------------------------------ the figures
@@ -91,20 +89,14 @@ def test_a_part_of_a_v3_program_has_an_unknown_number_of_rows(table: Table) -> N
     assert (health.live_parts, health.live_rows, health.small_parts) == (2, None, 2)
 
 
-def test_what_a_v3_program_superseded_has_expired_too(table: Table, clock: ManualClock) -> None:
+def test_parts_superseded_by_a_v3_program_expire(table: Table, clock: ManualClock) -> None:
     handle, t_ms = table.handle, clock.now_ms()
     old, new = (Marker(handle.keys.part("k=0", name), 10, t_ms) for name in ("old", "new"))
     handle.store.create(old.key, b"x" * 10)
     handle.store.create(new.key, b"x" * 10)
-    first = handle.keys.log_file(t_ms, merged=False, writer="v3")
-    handle.store.create(first, encode(LogFile(t_ms, {}, (old,))))
-    merged = LogFile(
-        t_ms + 1,
-        {},
-        (msgspec.structs.replace(old, tombstoned_ms=t_ms + 1), new),
-        (LogTombstoneRecord(first, t_ms + 1),),
-    )
-    handle.store.create(handle.keys.log_file(t_ms + 1, merged=True, writer="v3"), encode(merged))
+    first = put_log(handle.store, LogFile(t_ms, {}, (old,)))
+    markers = (msgspec.structs.replace(old, tombstoned_ms=t_ms + 1), new)
+    put_log(handle.store, LogFile(t_ms + 1, {}, markers, (LogTombstoneRecord(first, t_ms + 1),)))
     clock.advance(2 * HOUR_MS)
     health, planned = table.health(), table.cleanup(dry_run=True)
     assert (health.live_rows, health.expired_parts, health.expired_log_files) == (None, 1, 1)
@@ -118,18 +110,16 @@ def test_small_parts_are_those_that_a_merge_without_a_budget_takes(table: Table,
         add(table, *(f"k={k}" for k in range(chance.randrange(1, 5))), size=chance.choice([10, 30, 99, 100, 500]))
     for _ in range(chance.randrange(3)):
         put_ahead(table, "k=0", 3 * HOUR_MS)
-    found = table.health(Thresholds(part_bytes_max=100))
+    health = table.health(Thresholds(part_bytes_max=100))
     planned = table.merge(part_bytes_max=100, input_parts_max=10**9, input_bytes_max=10**12, dry_run=True)
-    assert (found.small_parts, sum(p.small_bytes for p in found.partitions)) == (
-        planned.merged_parts,
-        planned.merged_bytes,
-    )
+    small_bytes = sum(p.small_bytes for p in health.partitions)
+    assert (health.small_parts, small_bytes) == (planned.merged_parts, planned.merged_bytes)
 
 
 # ------------------------------------------------------------------------------------------------ heat
 
 
-def test_a_partition_is_hot_for_as_long_as_it_is_told_after_its_last_rows(table: Table, clock: ManualClock) -> None:
+def test_a_partition_is_hot_for_hot_ms_after_its_last_rows(table: Table, clock: ManualClock) -> None:
     thresholds = Thresholds(hot_ms=10 * MINUTE_MS)
     add(table, "k=0", "k=1")
     came_ms = clock.now_ms()
@@ -181,15 +171,14 @@ def of_partition(small: int, *, hot: bool) -> PartitionHealth:
 @pytest.mark.parametrize("name", ["hot_parts", "cold_parts", "log_files", "expired_objects", "expired_bytes"])
 def test_maintenance_is_recommended_from_half_of_a_threshold_on(table: Table, name: str, threshold: int) -> None:
     def health(figure: int) -> TableHealth:
-        quiet = table.health()
-        changed: Mapping[str, Callable[[], TableHealth]] = {
-            "hot_parts": lambda: replace(quiet, partitions=(of_partition(figure, hot=True),)),
-            "cold_parts": lambda: replace(quiet, partitions=(of_partition(figure, hot=False),)),
-            "log_files": lambda: replace(quiet, log_files=figure, small_log_files=2),
-            "expired_objects": lambda: replace(quiet, expired_parts=1, expired_log_files=figure - 1),
-            "expired_bytes": lambda: replace(quiet, expired_bytes=figure),
+        changes: dict[str, dict[str, Any]] = {
+            "hot_parts": {"partitions": (of_partition(figure, hot=True),)},
+            "cold_parts": {"partitions": (of_partition(figure, hot=False),)},
+            "log_files": {"log_files": figure, "small_log_files": 2},
+            "expired_objects": {"expired_parts": 1, "expired_log_files": figure - 1},
+            "expired_bytes": {"expired_bytes": figure},
         }
-        return changed[name]()
+        return replace(table.health(), **changes[name])
 
     kinds = {"hot_parts": "merge_newest", "cold_parts": "merge_oldest", "log_files": "merge_log"}
     thresholds = Thresholds(**{name: threshold})
@@ -207,8 +196,8 @@ def test_the_most_urgent_comes_first(table: Table) -> None:
         small_log_files=40,
         expired_parts=2_000,
     )
-    found = [r.due for r in recommend(health, Thresholds())]
-    assert found == ["merge_newest", "merge_log", "merge_oldest", "cleanup"]
+    kinds = [r.due for r in recommend(health, Thresholds())]
+    assert kinds == ["merge_newest", "merge_log", "merge_oldest", "cleanup"]
 
 
 def test_a_reason_names_the_worst_partition_and_how_many_more_there_are(table: Table) -> None:
@@ -220,7 +209,7 @@ def test_a_reason_names_the_worst_partition_and_how_many_more_there_are(table: T
 
 @pytest.mark.parametrize("name", [n for n in Thresholds.__slots__ if n != "hot_ms"])
 @pytest.mark.parametrize("value", [0, 1, -5, True, 64.0, "64", None])
-def test_a_threshold_that_is_no_number_or_too_small_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_an_invalid_threshold_is_rejected_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=name):
         Thresholds(**{name: value})
 
@@ -257,9 +246,7 @@ MAINTENANCE: dict[str, Callable[[Table], object]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MAINTENANCE)
-def test_a_recommendation_goes_away_when_it_is_followed_and_makes_no_other(
-    table: Table, clocked: ClockedStore, clock: ManualClock, kind: str
-) -> None:
+def test_a_followed_recommendation_is_gone(table: Table, clocked: ClockedStore, clock: ManualClock, kind: str) -> None:
     everything_due(table, clock)
     sensor = open_table(clocked, clock)
     before = due(sensor.health(replace(SMALL, expired_objects=6)))
@@ -270,15 +257,12 @@ def test_a_recommendation_goes_away_when_it_is_followed_and_makes_no_other(
     assert kind not in after
     assert after.keys() <= before.keys()
     if kind in ("merge_log", "cleanup"):  # a merge of parts takes hot and cold ones, and their log files
-        assert {k: r.basis for k, r in after.items() if k.startswith("merge_") and k != "merge_log"} == {
-            k: r.basis for k, r in before.items() if k.startswith("merge_") and k != "merge_log"
-        }
+        for merge in ("merge_newest", "merge_oldest"):
+            assert after[merge].basis == before[merge].basis
     assert table.snapshot().rows == rows
 
 
-def test_what_a_merge_was_recommended_for_is_due_as_expired_after_the_grace_period(
-    table: Table, clock: ManualClock
-) -> None:
+def test_merged_parts_are_due_for_cleanup_after_the_grace_period(table: Table, clock: ManualClock) -> None:
     for n in range(4):
         table.insert([{"k": 0, "n": n}])
     clock.advance(MINUTE_MS)
@@ -294,14 +278,14 @@ def test_what_a_merge_was_recommended_for_is_due_as_expired_after_the_grace_peri
     assert (health.expired_parts, health.expired_log_files, health.recommendations) == (0, 0, ())
 
 
-def test_a_part_alone_in_each_partition_is_nothing_to_merge(table: Table, clock: ManualClock) -> None:
+def test_single_parts_of_partitions_are_not_due_for_a_merge(table: Table, clock: ManualClock) -> None:
     add(table, *(f"k={n}" for n in range(500)))
     clock.advance(DAY_MS)
     health = table.health(SMALL)
     assert (health.live_parts, health.small_parts, health.recommendations) == (500, 0, ())
 
 
-def test_what_a_clock_far_ahead_wrote_is_due_when_its_time_has_come(table: Table, clock: ManualClock) -> None:
+def test_parts_from_a_clock_far_ahead_are_due_at_their_time(table: Table, clock: ManualClock) -> None:
     for _ in range(40):
         put_ahead(table, "k=0", 3 * HOUR_MS)
     health = table.health(SMALL)
@@ -312,9 +296,7 @@ def test_what_a_clock_far_ahead_wrote_is_due_when_its_time_has_come(table: Table
     assert set(due(table.health(SMALL))) == {"merge_newest", "merge_log"}
 
 
-def test_a_dead_part_that_a_clock_far_ahead_wrote_cannot_be_forgotten_and_is_no_reason_for_a_cleanup(
-    table: Table, clock: ManualClock
-) -> None:
+def test_a_tombstoned_part_from_a_clock_far_ahead_recommends_no_cleanup(table: Table, clock: ManualClock) -> None:
     put_ahead(table, "k=0", 5 * HOUR_MS)
     put_ahead(table, "k=0", 5 * HOUR_MS)
     table.drop_partitions(["k=0"])
@@ -326,7 +308,7 @@ def test_a_dead_part_that_a_clock_far_ahead_wrote_cannot_be_forgotten_and_is_no_
     assert list(due(table.health(Thresholds(expired_objects=2)))) == ["cleanup"]
 
 
-def test_what_a_pin_needs_has_not_expired(table: Table, clock: ManualClock) -> None:
+def test_pinned_parts_have_not_expired(table: Table, clock: ManualClock) -> None:
     for n in range(4):
         table.insert([{"k": 0, "n": n}])
     table.pin("before", expires=timedelta(days=1))
@@ -346,9 +328,7 @@ def test_what_a_pin_needs_has_not_expired(table: Table, clock: ManualClock) -> N
 
 
 @pytest.mark.long
-def test_a_basis_is_the_same_until_what_it_is_due_for_changes(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_basis_changes_only_with_the_due_work(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     everything_due(table, clock)
     thresholds = replace(SMALL, expired_objects=6)
 
@@ -364,10 +344,10 @@ def test_a_basis_is_the_same_until_what_it_is_due_for_changes(
     assert len(set(bases().values())) == 4
     assert changed(lambda: clock.advance(MINUTE_MS)) == set()
     assert changed(lambda: table.health(thresholds)) == set()
-    # A part alone in its partition is no merge's business.
+    # A single part of a partition needs no merge.
     assert changed(lambda: add(table, "k=9")) == {"merge_log"}
     assert changed(lambda: add(table, "k=0")) == {"merge_newest", "merge_log"}
-    # Rows that come late make a cold partition hot: it is due for the other merge then.
+    # Late rows make a cold partition hot, so that it is due for the other merge.
     assert changed(lambda: add(table, "k=1")) == {"merge_newest", "merge_oldest", "merge_log"}
     table.drop_partitions(["k=9"])
     assert changed(lambda: clock.advance(HOUR_MS + 1)) == {"merge_newest", "merge_oldest", "cleanup"}
@@ -386,15 +366,11 @@ def test_rows_that_were_dropped_and_forgotten_came_before_the_horizon(table: Tab
     clock.advance(2 * HOUR_MS)
     table.cleanup()
     health = table.health()
-    assert (health.newest_rows_ms, health.no_rows_after_ms, health.horizon_ms) == (
-        None,
-        dropped_ms,
-        dropped_ms,
-    )
+    assert (health.newest_rows_ms, health.no_rows_after_ms, health.horizon_ms) == (None, dropped_ms, dropped_ms)
 
 
-class World:
-    """A table, what it is asked to do, and a memory of when rows came."""
+class HealthWorld:
+    """A table, random operations on it, and the times of the last insert into each partition."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -411,9 +387,6 @@ class World:
     def merge(self) -> None:
         self.table.merge(order="newest", input_parts_max=self.chance.randrange(2, 20))
 
-    def merge_log(self) -> None:
-        self.table.merge_log()
-
     def drop(self) -> None:
         self.table.drop_partitions([f"k={self.chance.randrange(4)}"], missing_ok=True)
 
@@ -421,22 +394,20 @@ class World:
         if self.came:  # before, the table has no columns
             self.table.delete(f"n = {self.chance.randrange(5)}")
 
-    def cleanup(self) -> None:
-        self.table.cleanup()
-
     def step(self) -> None:
         self.clock.advance(self.chance.choice([1, 10, MINUTE_MS, 20 * MINUTE_MS, 2 * HOUR_MS]))
-        acts = [self.insert] * 5 + [self.merge] * 2 + [self.merge_log, self.drop, self.delete, self.cleanup]
+        acts: list[Callable[[], object]] = [*[self.insert] * 5, *[self.merge] * 2]
+        acts += [self.table.merge_log, self.drop, self.delete, self.table.cleanup]
         self.chance.choice(acts)()
 
     def check(self, health: TableHealth) -> None:
         newest_ms = max(self.came.values(), default=None)
         assert (newest_ms or 0) <= (health.no_rows_after_ms or 0)
-        told = {p.path: p.newest_rows_ms for p in health.partitions}
-        assert all((ms or 0) <= self.came[path] for path, ms in told.items())
+        newest = {p.path: p.newest_rows_ms for p in health.partitions}
+        assert all((ms or 0) <= self.came[path] for path, ms in newest.items())
         if not health.horizon_ms:
             assert health.no_rows_after_ms == health.newest_rows_ms == newest_ms
-            assert told == {path: self.came[path] for path in told}
+            assert newest == {path: self.came[path] for path in newest}
         expired = self.table.cleanup(dry_run=True)
         assert health.expired_parts == len(expired.deleted_parts)
         assert health.expired_log_files == len(expired.deleted_log_files)
@@ -452,8 +423,8 @@ class World:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-def test_a_condition_is_what_the_verbs_find_and_says_when_rows_came_last_whatever_happened(seed: int) -> None:
-    world = World(seed)
+def test_health_matches_the_operations_after_random_steps(seed: int) -> None:
+    world = HealthWorld(seed)
     looks = open_table(world.store, world.clock)
     for _ in range(50):
         world.step()
@@ -461,16 +432,14 @@ def test_a_condition_is_what_the_verbs_find_and_says_when_rows_came_last_whateve
         health = looks.health(SMALL)
         world.check(health)
         fresh = open_table(world.store, world.clock).health(SMALL)
-        assert health == fresh, "a table that was looked at before knows neither more nor less"
+        assert health == fresh, "earlier calls make no difference"
 
 
 # ------------------------------------------------------------------------------------------------ what it costs
 
 
 @pytest.mark.long
-def test_a_look_is_one_listing_and_the_pins_are_read_when_a_cleanup_may_be_due(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_health_lists_pins_only_for_a_due_cleanup(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     store = FaultyStore(clocked)
     sensor = open_table(store, clock)
 

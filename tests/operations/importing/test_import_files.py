@@ -1,4 +1,4 @@
-"""Existing Parquet becomes part of a table as it is: once, whole, and without harm to the files."""
+"""Imports of Parquet files: each file is committed once, whole, and stays as it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from datetime import date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,10 @@ from icedb.testing import (
     open_table,
 )
 from icedb.transaction.open_table import create_handle
+from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.object_stores.stores import Place
 from tests.support.tables.fault_walk import SavedState, attempts, only_live_parts_stay
+from tests.support.tables.numbered_rows import numbers
 from tests.support.tables.parquet_sources import beside, encode, put_files, stored
 from tests.support.tables.plain_table import live_numbers
 
@@ -59,12 +62,7 @@ DAYS = {
     "d=2026-01-01/b.parquet": [{"n": 2, "s": None}],
     "d=2026-01-02/a.parquet": [{"n": 4, "s": "d"}],
 }
-ROWS = [
-    (1, "a", date(2026, 1, 1)),
-    (2, None, date(2026, 1, 1)),
-    (3, "c", date(2026, 1, 1)),
-    (4, "d", date(2026, 1, 2)),
-]
+ROWS = [(1, "a", date(2026, 1, 1)), (2, None, date(2026, 1, 1)), (3, "c", date(2026, 1, 1)), (4, "d", date(2026, 1, 2))]
 
 
 def create(place: Place, **spec: Any) -> Table:
@@ -78,10 +76,6 @@ def rows(table: Table, columns: str = "n, s, d") -> list[tuple[Any, ...]]:
 def statistics(marker: Marker) -> Any:
     assert isinstance(marker.stats, msgspec.Raw)
     return json.loads(bytes(marker.stats))
-
-
-def numbers(table: Table) -> list[int]:
-    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
 
 
 # ------------------------------------------------------------------------------------------------ the whole way
@@ -102,20 +96,20 @@ def test_a_hive_folder_becomes_part_of_a_table(place: Place) -> None:
     assert report.commit.rows == 4
     assert rows(table) == rows(Table.open(place.uri, storage_options=place.storage_options)) == ROWS
     assert table.verify(deep=True).ok
-    # Once more, it is all there already.
+    # A second import finds nothing new.
     again = table.import_files(beside(place))
     assert (again.copied, again.commit.committed, len(again.skipped)) == ((), False, 3)
     assert table.insert([{"n": 5, "s": "e", "d": date(2026, 1, 2)}]).rows == 1
     assert table.merge().commit.committed
     assert rows(table) == [*ROWS, (5, "e", date(2026, 1, 2))]
-    # What a merge replaced is not imported anew, and the files of others outlive a cleanup.
+    # Files whose parts were merged are not imported again, and cleanup deletes no source file.
     assert not table.import_files(beside(place)).commit.committed
     table.cleanup(grace_ms=0, allow_short_grace=True)
     assert stored(source) == before
     assert table.verify(deep=True).ok
 
 
-def test_the_marker_says_what_an_insert_would_have_said(place: Place) -> None:
+def test_the_marker_of_an_import_equals_that_of_an_insert(place: Place) -> None:
     data = [{"n": n, "f": n / 2, "s": f"s{n}", "t": datetime(2026, 1, 1, n), "z": None if n else 1} for n in range(5)]
     put_files(beside(place), {"a.parquet": data}, place.storage_options)
     sort_by = ["n", "f", "s", "t", "z"]
@@ -127,7 +121,7 @@ def test_the_marker_says_what_an_insert_would_have_said(place: Place) -> None:
     assert (one.rows, imported.schema()) == (other.rows, inserted.schema())
 
 
-def test_statistics_of_several_row_groups(local: Place) -> None:
+def test_statistics_cover_several_row_groups(local: Place) -> None:
     many = pa.table({"n": pa.array([5, 1, None, None, 9, 7], pa.int32()), "s": ["x"] * 6})
     source = beside(local)
     put_files(source, {"a.parquet": encode(many, row_group_size=2), "b.parquet": encode(many, write_statistics=False)})
@@ -148,7 +142,7 @@ def test_files_below_the_tables_data_are_registered_as_they_are(place: Place) ->
     assert rows(table) == ROWS
     assert not table.import_files(data).commit.committed
     assert table.verify(deep=True).ok
-    # They are the table's now: what a merge replaced, cleanup deletes.
+    # Registered files belong to the table: cleanup deletes them after a merge.
     table.merge()
     table.cleanup(grace_ms=0, allow_short_grace=True)
     assert rows(table) == ROWS
@@ -182,7 +176,7 @@ def test_a_table_may_be_created_among_the_files(shared_place: Place) -> None:
 
 
 @pytest.mark.long
-def test_many_partitions(local: Place) -> None:
+def test_files_of_many_partitions_are_imported(local: Place) -> None:
     count = 2 * FOLDERS_MAX
     put_files(beside(local), {f"k={k}/a.parquet": [{"n": k}] for k in range(count)})
     Table.create_from_files(local.uri, beside(local))
@@ -196,7 +190,7 @@ def test_a_log_in_a_store_of_its_own(shared_place: Place, tmp_path: Path) -> Non
     assert rows(table) == ROWS
 
 
-def test_what_writers_of_this_table_put_is_never_registered(shared_place: Place) -> None:
+def test_files_named_like_parts_of_writers_are_not_registered(shared_place: Place) -> None:
     table = create(shared_place)
     data = f"{shared_place.uri}/_data"
     names = ["0123456789abcdef0123456789abcdef", "3f2b8c1e-0d4a-4f6b-9c3d-2a1b0c9d8e7f"]
@@ -218,7 +212,7 @@ def test_a_file_older_than_the_table_may_have_any_name(clocked: ClockedStore, cl
 
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.s3
-def test_from_one_store_to_another(local: Place, s3: Place, way: str) -> None:
+def test_files_are_imported_from_another_store(local: Place, s3: Place, way: str) -> None:
     there, here = (local, s3) if way == "up" else (s3, local)
     source = put_files(beside(there), DAYS, there.storage_options)
     before = stored(source)
@@ -286,7 +280,7 @@ def test_columns_that_the_files_store_partition_the_table_by_themselves(local: P
         ("/[!b].parquet", [0]),
     ],
 )
-def test_a_folder_a_file_or_a_glob(shared_place: Place, pattern: str, expected: list[int]) -> None:
+def test_the_source_may_be_a_folder_a_file_or_a_glob(shared_place: Place, pattern: str, expected: list[int]) -> None:
     names = ["a.parquet", "b2.parquet", "sub/a.parquet", "sub/b.parquet", "sub/deep/a.parquet"]
     hidden = ["_SUCCESS", ".a.parquet.crc", "_temporary/0/c.parquet", "sub_$folder$"]
     files = {name: [{"n": n}] for n, name in enumerate(names)} | dict.fromkeys(hidden, b"")
@@ -296,7 +290,7 @@ def test_a_folder_a_file_or_a_glob(shared_place: Place, pattern: str, expected: 
     assert numbers(table) == expected
 
 
-def test_names_that_are_odd_in_sql_and_in_urls(shared_place: Place) -> None:
+def test_names_with_characters_of_sql_and_urls_are_imported(shared_place: Place) -> None:
     names = ["a b", "a%20b", "it's", "a[1]", "a?b", "a*b", "a#1", "ü", "a+b", "a&b=c", 'q"q', "-- x;"]
     put_files(
         beside(shared_place), {f"{name}.parquet": [{"n": n}] for n, name in enumerate(names)},
@@ -310,7 +304,7 @@ def test_names_that_are_odd_in_sql_and_in_urls(shared_place: Place) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_partition_values_are_data_and_nothing_else(shared_place: Place) -> None:
+def test_partition_values_are_not_interpreted(shared_place: Place) -> None:
     values = ["it's", "a/b", "..", "%2e%2e", "x=y", "NULL", "", "50%", "a?b*[c]", "_data/", "'; DROP TABLE t; --"]
     folders = ["c=" + "".join(c if c.isalnum() else f"%{ord(c):02X}" for c in value) for value in values]
     put_files(
@@ -394,8 +388,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[IceDBError], str]]
         InvalidPartitionValue,
         "no DATE",
     ),
-    "stored and told": ({"path_columns": {"k": "BIGINT"}}, {"k=1/b.parquet": K1}, InvalidBatch, "partition_by"),
-    "told, not stored": ({"partition_by": ["k"]}, {"k=1/b.parquet": K1, "k=2/c.parquet": GOOD}, InvalidBatch, "lacks"),
+    "stored and declared": ({"path_columns": {"k": "BIGINT"}}, {"k=1/b.parquet": K1}, InvalidBatch, "partition_by"),
+    "declared, not stored": (
+        {"partition_by": ["k"]},
+        {"k=1/b.parquet": K1, "k=2/c.parquet": GOOD},
+        InvalidBatch,
+        "lacks",
+    ),
     "another partition": ({"partition_by": ["k"]}, {"k=1/b.parquet": K2}, InvalidBatch, "b.parquet.*k = '2'"),
     "two partitions": ({"partition_by": ["k"]}, {"k=1/b.parquet": [*K1, *K2]}, InvalidBatch, "b.parquet.*k = '2'"),
     "no such column": ({"partition_by": ["q % 2 AS k"]}, {"k=1/b.parquet": GOOD}, InvalidPartitionExpression, "q"),
@@ -407,7 +406,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[IceDBError], str]]
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_before_anything_is_written(case: str, local: Place) -> None:
+def test_an_invalid_source_is_rejected_before_anything_is_written(case: str, local: Place) -> None:
     spec, files, error, message = REFUSED[case]
     flat = case in ("hidden values", "other folders") or not any("=" in name for name in files)
     files = {"a.parquet": GOOD, **files} if flat else files
@@ -422,13 +421,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(case: str, local: Plac
 
 
 @pytest.mark.parametrize("make", [encrypted, interval])
-def test_what_nobody_could_read_back_is_refused(make: Callable[[Path], bytes], local: Place, tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(make: Callable[[Path], bytes], local: Place, tmp_path: Path) -> None:
     put_files(beside(local), {"a.parquet": GOOD, "b.parquet": make(tmp_path)})
     with pytest.raises((InvalidBatch, UnsupportedType), match=r"b\.parquet"):
         create(local).import_files(beside(local))
 
 
-def test_the_tables_own_demands_hold(local: Place) -> None:
+def test_files_must_satisfy_the_spec_of_the_table(local: Place) -> None:
     table = create(local, schema={"n": "BIGINT", "s": "VARCHAR"}, required=["n"], schema_policy="declared")
     put_files(beside(local), {"a.parquet": [{"n": 1}], "more/a.parquet": [{"n": 1, "x": 1}]})
     put_files(beside(local), {"null/a.parquet": [{"n": 1}, {"n": None}], "lacks/a.parquet": [{"s": "x"}]})
@@ -500,7 +499,7 @@ def test_path_columns_are_columns_like_others(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_what_was_merged_and_forgotten_is_not_imported_again(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_files_whose_parts_were_cleaned_up_are_not_imported_again(clocked: ClockedStore, clock: ManualClock) -> None:
     for n in range(2):
         clocked.create(f"source/{n}.parquet", encode([{"n": n}]))
     clock.advance(MINUTE_MS)
@@ -514,7 +513,7 @@ def test_what_was_merged_and_forgotten_is_not_imported_again(clocked: ClockedSto
         "it was there at the last import from this address"
     ] * 2
     assert not table.import_files("memory://clocked/source/*").commit.committed, "they lay there at that time"
-    # What came since is new.
+    # Later files are new.
     clocked.create("source/2.parquet", encode([{"n": 2}]))
     assert table.import_files("memory://clocked/source").rows == 1
     assert numbers(table) == [0, 1, 2]
@@ -528,9 +527,7 @@ def test_what_was_merged_and_forgotten_is_not_imported_again(clocked: ClockedSto
     assert numbers(table) == [3, 3]
 
 
-def test_an_import_that_slept_while_another_was_forgotten_imports_nothing(
-    clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_an_import_that_paused_during_another_import_imports_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
     clocked.create("source/0.parquet", encode([{"n": 0}]))
     clocked.create("source/1.parquet", encode([{"n": 1}]))
     clock.advance(MINUTE_MS)
@@ -538,15 +535,13 @@ def test_an_import_that_slept_while_another_was_forgotten_imports_nothing(
     store = FaultyStore(clocked)
     slow = open_table(store, clock)
 
-    def sleep(request: Request) -> None:
-        if request.kind == "copy":  # it has planned
-            store.before = None
-            other.import_files("memory://clocked/source")
-            other.merge()
-            clock.advance(2 * HOUR_MS)
-            assert len(other.cleanup().deleted_parts) == 2
+    def sleep() -> None:
+        other.import_files("memory://clocked/source")
+        other.merge()
+        clock.advance(2 * HOUR_MS)
+        assert len(other.cleanup().deleted_parts) == 2
 
-    store.before = sleep
+    act_before(store, sleep, kind="copy")  # after the plan
     with pytest.raises(CommitTimedOut, match="another import was committed"):
         slow.import_files("memory://clocked/source")
     assert numbers(other) == [0, 1]
@@ -554,7 +549,7 @@ def test_an_import_that_slept_while_another_was_forgotten_imports_nothing(
     assert numbers(other) == [0, 1]
 
 
-def test_what_was_dropped_stays_dropped(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_dropped_parts_are_not_imported_again(clocked: ClockedStore, clock: ManualClock) -> None:
     table = in_table(clocked, clock)
     for source in (SOURCE, DATA):
         table.import_files(source)
@@ -571,7 +566,7 @@ SOURCE, DATA = "memory://clocked/source", "memory://clocked/table/_data"
 
 
 def in_table(store: ClockedStore, clock: ManualClock) -> Table:
-    """A table with a file beside it and two in its `_data`."""
+    """Create a table with two files beside it and two in its `_data`."""
     spec = TableSpec(id=clock.new_id(), path_columns={"k": "BIGINT"}, sort_by=("n",))
     create_handle(store, spec, clock=clock)
     table = open_table(store, clock)
@@ -584,6 +579,15 @@ def in_table(store: ClockedStore, clock: ManualClock) -> Table:
     return table
 
 
+def crashed_import(store: ClockedStore, clock: ManualClock) -> None:
+    """Crash an import after its copies, before its claim."""
+    in_table(store, clock)
+    crashed = FaultyStore(store)
+    crashed.inject(Fault.CRASH_BEFORE, kind="create", key="epoch-")
+    with pytest.raises(Crash):
+        open_table(crashed, clock).import_files(SOURCE)
+
+
 WHOLE = {SOURCE: [1, 2, 3, 100], DATA: [4, 5, 100]}
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]
 
@@ -591,7 +595,7 @@ FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("source", [SOURCE, DATA, "folder"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault, source: str, tmp_path: Path) -> None:
+def test_an_import_that_fails_at_any_request_is_atomic(fault: Fault, source: str, tmp_path: Path) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)
     in_table(base, clock)
@@ -618,12 +622,8 @@ def test_an_import_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
     assert numbers(open_table(base, clock)) == whole
 
 
-def test_what_was_copied_before_a_crash_is_used(clocked: ClockedStore, clock: ManualClock) -> None:
-    in_table(clocked, clock)
-    store = FaultyStore(clocked)
-    store.inject(Fault.CRASH_BEFORE, kind="create", key="epoch-")
-    with pytest.raises(Crash):
-        open_table(store, clock).import_files(SOURCE)
+def test_copies_of_a_crashed_import_are_used_again(clocked: ClockedStore, clock: ManualClock) -> None:
+    crashed_import(clocked, clock)
     for hours, copies in ((5, 0), (2, 2)):
         clock.advance(hours * HOUR_MS)
         saved = dict(clocked.objects)
@@ -635,12 +635,8 @@ def test_what_was_copied_before_a_crash_is_used(clocked: ClockedStore, clock: Ma
         clocked.objects = saved
 
 
-def test_copies_that_get_too_old_meanwhile_are_not_published(clocked: ClockedStore, clock: ManualClock) -> None:
-    in_table(clocked, clock)
-    store = FaultyStore(clocked)
-    store.inject(Fault.CRASH_BEFORE, kind="create", key="epoch-")
-    with pytest.raises(Crash):
-        open_table(store, clock).import_files(SOURCE)
+def test_copies_older_than_the_part_timeout_are_not_published(clocked: ClockedStore, clock: ManualClock) -> None:
+    crashed_import(clocked, clock)
     clock.advance(5 * HOUR_MS)
     late = FaultyStore(clocked)
 
@@ -673,8 +669,8 @@ OTHERS: dict[str, tuple[Callable[[Table, str], object], list[int]]] = {
     ("other", "source"),
     [*((other, SOURCE) for other in OTHERS), *((o, DATA) for o in ("insert", "merge", "import", "import and merge"))],
 )
-def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: str, source: str) -> None:
-    """Before every request, with and without hours until the next."""
+def test_concurrent_operations_during_an_import_duplicate_and_lose_no_row(other: str, source: str) -> None:
+    """The other operation runs before every request, with and without a pause of hours."""
     act, added = OTHERS[other]
     clock = ManualClock()
     base = ClockedStore(clock)
@@ -682,24 +678,23 @@ def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: s
     saved = SavedState(base, clock)
     counting = FaultyStore(base)
     open_table(counting, clock).import_files(source)
+
+    def between(sleep_ms: int) -> None:
+        act(open_table(base, clock), source)
+        clock.advance(sleep_ms)
+
     for number in range(1, len(counting.requests) + 1):
         for sleep_ms in (0, 3 * HOUR_MS):
             saved.restore()
             store = FaultyStore(base)
-
-            def between(request: Request, number: int = number, sleep_ms: int = sleep_ms) -> None:
-                if request.number == number:
-                    act(open_table(base, clock), source)
-                    clock.advance(sleep_ms)
-
-            store.before = between
+            act_before(store, partial(between, sleep_ms), number=number)
             done = False
             with contextlib.suppress(IceDBError):
                 open_table(store, clock).import_files(source)
                 done = True
-            found = live_numbers(base)
             whole = sorted(WHOLE[source] + added)
-            assert found == whole or (not done and found == sorted([100, *added])), (number, sleep_ms)
+            stored_numbers = live_numbers(base)
+            assert stored_numbers == whole or (not done and stored_numbers == sorted([100, *added])), (number, sleep_ms)
             assert done or sleep_ms, number
             clock.advance(MINUTE_MS)
             open_table(base, clock).import_files(source)
@@ -707,14 +702,8 @@ def test_whatever_others_do_between_two_requests_each_row_is_there_once(other: s
 
 
 @pytest.mark.parametrize("before", ["list source/", "create table/_claims/epoch-"])
-def test_an_import_merge_and_cleanup_in_between_does_not_double_a_row(
-    before: str, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    in_table(clocked, clock)
-    crashed = FaultyStore(clocked)
-    crashed.inject(Fault.CRASH_BEFORE, kind="create", key="epoch-")
-    with pytest.raises(Crash):
-        open_table(crashed, clock).import_files(SOURCE)
+def test_a_concurrent_import_duplicates_no_row(before: str, clocked: ClockedStore, clock: ManualClock) -> None:
+    crashed_import(clocked, clock)
     store = FaultyStore(clocked)
     seen: list[str] = []
 
@@ -737,7 +726,7 @@ def test_an_import_merge_and_cleanup_in_between_does_not_double_a_row(
 
 
 @pytest.mark.parametrize("how", ["changed", "removed"])
-def test_a_source_that_changes_meanwhile_is_refused(how: str, local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_changed_during_an_import_is_rejected(how: str, local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     source = beside(local)
     put_files(source, DAYS)
     table = create(local, path_columns={"d": "DATE"})
@@ -760,20 +749,15 @@ def test_a_source_that_changes_meanwhile_is_refused(how: str, local: Place, monk
     assert numbers(table) == ([1, 2, 3, 7] if how == "changed" else [1, 2, 3])
 
 
-def test_a_sweep_that_takes_what_is_registered_is_told(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_registered_file_that_a_sweep_deletes_raises_missing_part(clocked: ClockedStore, clock: ManualClock) -> None:
     in_table(clocked, clock)
     store = FaultyStore(clocked)
-
-    def sweep_late(request: Request) -> None:
-        if request.kind == "create" and "_log/" in request.keys[0]:
-            clocked.delete(["table/_data/k=2/mine.parquet"])
-
-    store.after = sweep_late
+    act_after(store, lambda: clocked.delete(["table/_data/k=2/mine.parquet"]), kind="create", key="_log/")
     with pytest.raises(MissingPart, match="k=2/mine"):
         open_table(store, clock).import_files(DATA)
 
 
-def test_a_store_that_does_not_copy_leaves_nothing_visible(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_an_import_whose_copies_fail_commits_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
     in_table(clocked, clock)
     store = FaultyStore(clocked)
     store.inject(Fault.FAIL, kind="copy", times=9)
@@ -802,8 +786,8 @@ def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     again = command(beside(local), local.uri, "--create")
     assert [s["reason"] for s in again["skipped"]] == ["the table has it already"] * 3
     assert "requires --create" in command(beside(local), local.uri, "--sort-by", "n", status=2)
-    shown = CliRunner().invoke(app, ["import", beside(local), local.uri, "--trust-paths", "--first-time"]).stdout
-    assert "the table has it already" in shown
+    output = CliRunner().invoke(app, ["import", beside(local), local.uri, "--trust-paths", "--first-time"]).stdout
+    assert "the table has it already" in output
 
 
 @pytest.mark.sampled(cases=1)
@@ -823,18 +807,18 @@ def test_a_creation_that_fails_leaves_no_table_behind(place: Place) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 1, ["a.parquet"], b"a.parquet"])
-def test_what_is_no_address_is_refused(source: Any, local: Place) -> None:
+def test_an_invalid_source_address_is_rejected(source: Any, local: Place) -> None:
     with pytest.raises(InvalidOption, match="source must be"):
         create(local).import_files(source)
     with pytest.raises(InvalidOption, match="source must be"):
         Table.create_from_files(f"{local.uri}2", source)
 
 
-def test_the_command_says_what_it_does_not_do(local: Place) -> None:
+def test_the_command_reports_ignored_options_and_files(local: Place) -> None:
     put_files(beside(local), DAYS)
     command(beside(local), local.uri, "--create", "--sort-by", "n")
     assert len(command(beside(local), local.uri, "--create", "--sort-by", "n")["skipped"]) == 3
-    said = command(beside(local), local.uri, "--create", "--sort-by", "s", status=2)
-    assert "--sort-by differs from the sort columns of the existing table" in said
-    said = command(local.uri, f"{local.uri}2", "--create", status=2)
-    assert "names that begin with _ or . are left out" in said
+    output = command(beside(local), local.uri, "--create", "--sort-by", "s", status=2)
+    assert "--sort-by differs from the sort columns of the existing table" in output
+    output = command(local.uri, f"{local.uri}2", "--create", status=2)
+    assert "names that begin with _ or . are left out" in output

@@ -14,9 +14,9 @@ from icedb import Dedup, Table
 from icedb.errors import CorruptionError, CorruptLog, IceDBError, InvalidOption
 from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
 from tests.support.proxy.proxy_views import fetch
-from tests.support.proxy.proxy_worlds import World, make_app, run
+from tests.support.proxy.proxy_worlds import ProxyWorld, make_app, run
 
-#: What stands in a place of a number or a text that no program of ours puts there.
+#: Texts in the place of a number, and of a text, that no program of ours writes.
 NO_NUMBERS = [
     "-1",
     "100000000000000000",
@@ -35,7 +35,7 @@ NO_TEXTS = ["5", "true", "[]", "{}", "NaN", "1e999", "[" * 50_000 + "]" * 50_000
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The leaves of a document, and where they are."""
+    """Yield the path and value of each leaf of a document."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from places(inner, (*at, key))
@@ -43,18 +43,23 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
         yield at, value
 
 
-def with_text(document: Any, at: tuple[Any, ...], text: str) -> bytes:
-    """The document as JSON, with this text in a place."""
+def with_value(document: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """Return a copy of a document with another value at a path."""
     made = json.loads(json.dumps(document))
     inner = made
     for key in at[:-1]:
         inner = inner[key]
-    inner[at[-1]] = "@@"
-    return json.dumps(made).replace('"@@"', text).encode()
+    inner[at[-1]] = value
+    return made
+
+
+def with_text(document: Any, at: tuple[Any, ...], text: str) -> bytes:
+    """Return a document as JSON, with a text at a path."""
+    return json.dumps(with_value(document, at, "@@")).replace('"@@"', text).encode()
 
 
 def damages(body: bytes, *, but: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
-    """The object, each time damaged so that it cannot be obeyed. `but`: keys whose values do not matter to readers."""
+    """Yield labels and damaged copies of an object. Readers ignore the values of the keys in `but`."""
     document = json.loads(body)
     for at, value in places(document):
         texts = NO_NUMBERS if isinstance(value, int) and not isinstance(value, bool) else NO_TEXTS
@@ -69,7 +74,7 @@ def damages(body: bytes, *, but: tuple[str, ...] = ()) -> Iterator[tuple[str, by
 
 
 def harmless(body: bytes) -> Iterator[tuple[str, bytes]]:
-    """The object with more keys than readers know, with one of them twice, and with other blanks."""
+    """Yield copies of an object with unknown keys, with a repeated key, and with other blanks."""
     text = body.decode().strip()
     for more in ('"later": 1', '"later": "x"', '"later": [[[]]]', '"later": {"t": -1}', '"later": 1, "later": -1e9'):
         yield more, f"{{{more}, {text[1:]}".encode()
@@ -89,7 +94,7 @@ def made(folder: Path) -> Table:
 
 
 def answers(table: Table) -> dict[str, Callable[[], object]]:
-    """Calls that read specs, pins and claims; each opens the table by itself."""
+    """Return calls that open the table and read specs, pins and claims."""
 
     def opened() -> Table:
         return Table.open(table.uri)
@@ -105,7 +110,7 @@ def answers(table: Table) -> dict[str, Callable[[], object]]:
 
 
 def outcome(call: Callable[[], Any]) -> tuple[IceDBError | None, Any]:
-    """The error of the tree that a call raises, or its answer."""
+    """Return the IceDBError that a call raises, or its result."""
     try:
         return None, call()
     except IceDBError as error:
@@ -113,7 +118,7 @@ def outcome(call: Callable[[], Any]) -> tuple[IceDBError | None, Any]:
 
 
 def check(path: Path, table: Table, bads: list[tuple[str, bytes]], oks: list[tuple[str, bytes]]) -> int:
-    """Each damage is named by the readers that meet it, and changes no answer of the others. How often it was named."""
+    """Check that readers name each damage or return the usual result. Return how often damages were named."""
     good, named = path.read_bytes(), 0
     right = {name: call() for name, call in answers(table).items()}
     try:
@@ -143,30 +148,25 @@ def sample(some: Iterator[tuple[str, bytes]], count: int) -> list[tuple[str, byt
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
-def test_a_damaged_spec_is_named_when_the_table_is_opened(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "ignored"),
+    [
+        pytest.param("_table.json", ("id",), id="spec"),
+        pytest.param("_claims/pin-*", (), id="pin"),
+        # A reader of a claim whose transaction is recorded reads only its log file.
+        *(
+            pytest.param(f"_claims/{kind}-*", ("application", "sequence", "brings_columns"), id=kind)
+            for kind in ("epoch", "txn")
+        ),
+    ],
+)
+def test_a_damaged_object_is_named(tmp_path: Path, count: int, pattern: str, ignored: tuple[str, ...]) -> None:
     table = made(tmp_path)
-    path = tmp_path / "t" / "_table.json"
-    assert check(path, table, sample(damages(path.read_bytes(), but=("id",)), count), list(harmless(path.read_bytes())))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
-def test_a_damaged_pin_is_named(tmp_path: Path, count: int) -> None:
-    table = made(tmp_path)
-    table.pin("a")
-    (path,) = (tmp_path / "t" / "_claims").glob("pin-*")
-    assert check(path, table, sample(damages(path.read_bytes()), count), list(harmless(path.read_bytes())))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
-@pytest.mark.parametrize("kind", ["epoch", "txn"])
-def test_a_damaged_claim_is_named(tmp_path: Path, count: int, kind: str) -> None:
-    table = made(tmp_path)
-    (path, *_) = sorted((tmp_path / "t" / "_claims").glob(f"{kind}-*"), reverse=True)
-    # A reader of a claim whose transaction is recorded looks at the log file in it alone.
-    but = ("application", "sequence", "brings_columns")
-    assert check(path, table, sample(damages(path.read_bytes(), but=but), count), list(harmless(path.read_bytes())))
+    if "pin" in pattern:
+        table.pin("a")
+    path = max((tmp_path / "t").glob(pattern))
+    body = path.read_bytes()
+    assert check(path, table, sample(damages(body, but=ignored), count), list(harmless(body)))
 
 
 # ------------------------------------------------------------------------------------------------ hostile specs
@@ -228,28 +228,9 @@ TENANT = {"name": "a", "keys": [{"id": "key-1", "secret": "S3cret-of-a-tenant"}]
 def test_a_hostile_document_of_a_tenant_is_refused_without_its_secret(at: tuple[Any, ...]) -> None:
     source = DocumentSource("the control plane", tables=("s3://lake",))
     assert parse_tenant(TENANT, source).name == "a"
-    for value in (
-        -1,
-        10**17,
-        10**30,
-        1.5,
-        float("inf"),
-        True,
-        "",
-        "\0",
-        "\ud800",
-        "x" * 10_000,
-        "../..",
-        [],
-        {},
-        [[]],
-        b"x",
-    ):
-        document = json.loads(json.dumps(TENANT))
-        inner: Any = document
-        for key in at[:-1]:
-            inner = inner[key]
-        inner[at[-1]] = value
+    numbers = [-1, 10**17, 10**30, 1.5, float("inf"), True]
+    for value in [*numbers, "", "\0", "\ud800", "x" * 10_000, "../..", [], {}, [[]], b"x"]:
+        document = with_value(TENANT, at, value)
         error, _ = outcome(lambda document=document: parse_tenant(document, source))
         assert error is None or isinstance(error, InvalidOption)
         assert "S3cret" not in str(error)
@@ -257,8 +238,8 @@ def test_a_hostile_document_of_a_tenant_is_refused_without_its_secret(at: tuple[
         assert error or at[-1] in ("requests", "as_of", "partitions") or value == "x" * 10_000, (at, value)
 
 
-def test_a_hostile_spec_costs_the_proxy_its_own_table_alone(caplog: pytest.LogCaptureFixture) -> None:
-    hostile, other = World(), World()
+def test_a_hostile_spec_affects_only_its_own_table_in_the_proxy(caplog: pytest.LogCaptureFixture) -> None:
+    hostile, other = ProxyWorld(), ProxyWorld()
     (key,) = hostile.add("u=1")
     other.add("u=1")
     spec = hostile.table.handle.keys.spec

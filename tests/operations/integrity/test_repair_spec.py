@@ -1,4 +1,4 @@
-"""A table whose `_table.json` is lost opens read-only, says so, and gets it back from the log."""
+"""A table whose `_table.json` is lost opens read-only, and a repair restores it from the log."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from icedb.format.timing import DAY_MS, HOUR_MS
 from icedb.icedb import IceDBv3
 from icedb.operations.integrity.repair_spec import SpecRepairReport, repair_spec
 from icedb.storage.obstore_store import ObjectStore
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
 from icedb.transaction.open_table import open_handle
 from icedb.transaction.table_handle import Handle
+from tests.support.object_stores.interruptions import act_before
 from tests.support.object_stores.stores import Place
 from tests.support.tables.v3_api import program
 
@@ -57,7 +58,7 @@ def create(place: Place, **options: Any) -> Table:
 
 
 def lose(table: Table) -> bytes:
-    """Delete `_table.json`; what it was."""
+    """Delete `_table.json`, and return its content."""
     store, key = table.handle.store, table.handle.keys.spec
     body = store.get(key).body
     store.delete([key])
@@ -69,7 +70,7 @@ def objects(store: ObjectStore) -> set[str]:
 
 
 def repair(store: ObjectStore, clock: ManualClock, **options: Any) -> SpecRepairReport:
-    return repair_spec(Handle(store, TableSpec(), clock=clock), **options)
+    return repair_spec(Handle.of(store, TableSpec(), clock=clock), **options)
 
 
 @pytest.fixture
@@ -83,9 +84,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 # ------------------------------------------------------------------------------------------------ what the log says
 
 
-def test_the_first_exclusive_commit_records_the_spec_and_maintenance_keeps_it(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_the_log_records_the_spec_through_maintenance(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     body = clocked.get(clocked.location.keys.spec).body
     for step in (table.merge, table.merge_log, table.cleanup):
         assert json.loads(bytes(table.handle.read(fresh=True).spec)) == json.loads(body), step
@@ -96,7 +95,7 @@ def test_the_first_exclusive_commit_records_the_spec_and_maintenance_keeps_it(
     assert clocked.get(clocked.location.keys.spec).body == body
 
 
-def test_reads_go_on_without_the_spec(place: Place) -> None:
+def test_reads_succeed_without_the_spec(place: Place) -> None:
     table = create(place, partition_by=["n % 2 AS p"], sort_by=["n"], schema={"later": "DATE"})
     table.insert([{"n": 1}, {"n": 2}])
     expected = table.query("SELECT n, p, later FROM t ORDER BY n").fetchall()
@@ -168,9 +167,7 @@ def test_verify_reports_a_lost_spec(table: Table, clocked: ClockedStore, clock: 
 # ------------------------------------------------------------------------------------------------ the repair
 
 
-def test_the_repaired_spec_is_the_newest_and_the_table_is_writable(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_the_newest_spec_is_repaired(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.alter(sort_by=[], schema={"later": "DATE"})
     newest = table.spec
     lose(table)
@@ -228,7 +225,7 @@ def test_a_log_in_a_store_of_its_own(local: Place, tmp_path: Path) -> None:
 
 
 def forget(table: Table) -> None:
-    """Make the log what a version wrote that did not record the spec."""
+    """Remove the spec from the log, as in a log of an older version."""
     store, keys = table.handle.store, table.handle.keys
     for info in store.list(keys.log_prefix):
         head, *rest = store.get(info.key).body.split(b"\n")
@@ -275,9 +272,7 @@ def test_a_spec_beside_the_record_is_refused(table: Table, clocked: ClockedStore
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_a_repair_that_dies_or_is_not_answered_is_repeated(
-    table: Table, clocked: ClockedStore, clock: ManualClock, fault: Fault
-) -> None:
+def test_a_failed_repair_is_repeated(table: Table, clocked: ClockedStore, clock: ManualClock, fault: Fault) -> None:
     body = lose(table)
     key = clocked.location.keys.spec
     faulty = FaultyStore(clocked)
@@ -291,15 +286,9 @@ def test_a_repair_that_dies_or_is_not_answered_is_repeated(
 
 
 def meanwhile(store: ClockedStore, action: Callable[[], object]) -> FaultyStore:
-    """A store in which something happens right before the spec is put."""
+    """Return a store that calls `action` right before the spec is put."""
     faulty = FaultyStore(store)
-    spec = store.location.keys.spec
-
-    def act(request: Request) -> None:
-        if request.kind == "create" and request.keys == (spec,):
-            action()
-
-    faulty.before = act
+    act_before(faulty, action, kind="create", key=store.location.keys.spec)
     return faulty
 
 
@@ -337,9 +326,7 @@ def test_a_spec_that_cannot_be_read_is_not_replaced(table: Table, clocked: Clock
     assert clocked.get(clocked.location.keys.spec).body == b""
 
 
-def test_what_is_named_like_a_writers_part_is_not_imported_after_a_repair(
-    local: Place,
-) -> None:
+def test_files_named_like_parts_are_not_imported_after_a_repair(local: Place) -> None:
     table = create(local)
     table.insert([{"n": 1}])
     part = Path(local.uri, table.snapshot().parts[0].key)

@@ -1,7 +1,8 @@
-"""Verify finds every damage that is done to a table, calls a sound one sound, and changes nothing."""
+"""Verify reports each kind of damage, no damage of a sound table, and changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,12 @@ from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.storage.obstore_store import StoredObject
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, Request, create_table, open_table
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from tests.support.object_stores.interruptions import act_before
+from tests.support.tables.numbered_rows import log_keys, put_log
+
+#: A function that damages a table and returns the key that a problem names.
+Damage = Callable[[ClockedStore], str]
 
 
 @pytest.fixture
@@ -43,27 +49,17 @@ def replace(store: ClockedStore, key: str, body: bytes) -> None:
     store.objects[key] = StoredObject(body, store.objects[key].stored_ms)
 
 
-def logs(store: ClockedStore) -> list[str]:
-    return [i.key for i in store.list(store.location.keys.log_prefix)]
-
-
 def read_log(store: ClockedStore, key: str) -> LogFile:
     return decode(store.get(key).body, key, store.location.keys)
 
 
-def put_log(store: ClockedStore, file: LogFile, *, writer: str = "other") -> str:
-    key = store.location.keys.log_file(file.t_ms, merged=file.carries_tombstones, writer=writer)
-    store.create(key, encode(file))
-    return key
-
-
 def newest_append(store: ClockedStore) -> str:
-    """The log file of the append that nothing replaced."""
-    return [k for k in logs(store) if ".e" not in k][-1]
+    """Return the log file of the last append."""
+    return [k for k in log_keys(store) if ".e" not in k][-1]
 
 
 def head(store: ClockedStore) -> str:
-    return max((k for k in logs(store) if ".e" in k), key=lambda k: read_log(store, k).epoch or 0)
+    return max((k for k in log_keys(store) if ".e" in k), key=lambda k: read_log(store, k).epoch or 0)
 
 
 def live_part(store: ClockedStore) -> str:
@@ -111,7 +107,7 @@ def test_a_table_whose_log_lies_elsewhere_is_sound(tmp_path: Path) -> None:
     assert report.log_files == 5
 
 
-def test_verify_counts_what_is_there(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_verify_counts_objects(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.pin("monthly", expires=timedelta(days=1))
     prefix = clocked.location.keys.data_prefix
     clocked.create(f"{prefix}k=1/old.parquet", b"123")
@@ -152,23 +148,19 @@ def test_verify_writes_and_deletes_nothing(table: Table, clocked: ClockedStore, 
 
 
 @pytest.mark.long
-def test_what_a_killed_writer_leaves_is_no_problem(clock: ManualClock) -> None:
+def test_a_killed_writer_leaves_no_problem(clock: ManualClock) -> None:
     def killed_at(number: int) -> bool:
-        """Whether a writer that dies after so many requests dies at all."""
+        """Return whether a writer makes so many requests, and crashes after them."""
         clocked = ClockedStore(clock)
         create_table(clocked, clock, partition_by=["k"]).insert([{"k": k, "n": 0} for k in range(2)])
         dying = FaultyStore(clocked)
         writer = open_table(dying, clock)
         dying.inject(Fault.CRASH_AFTER, number=len(dying.requests) + number)
-        try:
+        with contextlib.suppress(Crash):
             writer.insert([{"k": k, "n": 1} for k in range(2)])
             writer.merge()
-        except Crash:
-            crashed = True
-        else:
-            crashed = False
         assert open_table(clocked, clock).verify().problems == ()
-        return crashed
+        return dying.dead
 
     assert next(number for number in range(1, 100) if not killed_at(number)) > 10
 
@@ -176,41 +168,29 @@ def test_what_a_killed_writer_leaves_is_no_problem(clock: ManualClock) -> None:
 # ------------------------------------------------------------------------------------------------ damaged parts
 
 
-def missing_part(store: ClockedStore) -> str:
-    store.delete([live_part(store)])
-    return live_part(store)
+#: Kinds of problems, with functions that damage the part with a key.
+PART_DAMAGES: dict[str, Callable[[ClockedStore, str], None]] = {
+    "missing_part": lambda store, key: store.delete([key]),
+    "part_size": lambda store, key: replace(store, key, store.get(key).body + b"x"),
+    "damaged_part": lambda store, key: replace(store, key, b"x" * len(store.get(key).body)),
+    "part_rows": lambda store, _: change_marker(store, newest_append(store), rows=7),
+}
 
 
-def part_size(store: ClockedStore) -> str:
-    replace(store, live_part(store), store.get(live_part(store)).body + b"x")
-    return live_part(store)
-
-
-def damaged_part(store: ClockedStore) -> str:
-    replace(store, live_part(store), b"x" * len(store.get(live_part(store)).body))
-    return live_part(store)
-
-
-def part_rows(store: ClockedStore) -> str:
-    change_marker(store, newest_append(store), rows=7)
-    return live_part(store)
-
-
-@pytest.mark.parametrize("damage", [missing_part, part_size, damaged_part, part_rows])
+@pytest.mark.parametrize("kind", PART_DAMAGES)
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_damaged_part_is_found(
-    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str], deep: bool
-) -> None:
-    key = damage(clocked)
+def test_verify_reports_a_damaged_part(table: Table, clocked: ClockedStore, kind: str, deep: bool) -> None:
+    key = live_part(clocked)
+    PART_DAMAGES[kind](clocked, key)
     report = table.verify(deep=deep)
     assert not report.ok
-    [problem] = [p for p in report.problems if p.kind == damage.__name__]
+    [problem] = [p for p in report.problems if p.kind == kind]
     assert (problem.severity, problem.key) == ("error", key)
     assert key in problem.message
     assert "estore" in problem.message, "the remedy"
 
 
-def test_only_a_deep_look_finds_a_changed_byte(table: Table, clocked: ClockedStore) -> None:
+def test_only_a_deep_verify_finds_a_changed_byte(table: Table, clocked: ClockedStore) -> None:
     body = bytearray(clocked.get(live_part(clocked)).body)
     body[6] ^= 1  # in a page, not in the footer
     replace(clocked, live_part(clocked), bytes(body))
@@ -220,18 +200,17 @@ def test_only_a_deep_look_finds_a_changed_byte(table: Table, clocked: ClockedSto
     assert "part_digest" in kinds(report)
 
 
-@pytest.mark.parametrize("damage", [missing_part, part_size])
-def test_a_look_at_listings_finds_what_is_gone_and_what_has_another_size(
-    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
-) -> None:
-    key = damage(clocked)
+@pytest.mark.parametrize("kind", ["missing_part", "part_size"])
+def test_verify_without_footers_finds_missing_and_resized_parts(table: Table, clocked: ClockedStore, kind: str) -> None:
+    key = live_part(clocked)
+    PART_DAMAGES[kind](clocked, key)
     report = table.verify(footers=False)
-    assert [(p.kind, p.severity, p.key) for p in report.problems] == [(damage.__name__, "error", key)]
+    assert [(p.kind, p.severity, p.key) for p in report.problems] == [(kind, "error", key)]
     assert not report.ok
 
 
-def test_a_look_at_listings_opens_no_part_and_says_so(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    damaged_part(clocked)
+def test_verify_without_footers_opens_no_part(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    PART_DAMAGES["damaged_part"](clocked, live_part(clocked))
     clocked.create("table/notes.txt", b"hello")
     store = FaultyStore(clocked)
     report = open_table(store, clock).verify(footers=False)
@@ -244,9 +223,7 @@ def test_a_look_at_listings_opens_no_part_and_says_so(table: Table, clocked: Clo
     assert "footers read" in str(full)
 
 
-def test_deep_without_footers_is_refused_before_a_request(
-    table: Table, clock: ManualClock, clocked: ClockedStore
-) -> None:
+def test_deep_without_footers_is_rejected(table: Table, clock: ManualClock, clocked: ClockedStore) -> None:
     store = FaultyStore(clocked)
     watched = open_table(store, clock)
     before = len(store.requests)
@@ -292,7 +269,7 @@ def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, d
     }
 
 
-def test_a_store_that_fails_is_no_damage(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_failing_store_is_not_reported_as_damage(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     store = FaultyStore(clocked)
     unlucky = open_table(store, clock)
     store.inject(Fault.FAIL, kind="get", key="_data/", times=100)
@@ -300,7 +277,7 @@ def test_a_store_that_fails_is_no_damage(table: Table, clocked: ClockedStore, cl
         unlucky.verify()
 
 
-def test_a_part_that_a_pin_needs_must_be_there(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_missing_pinned_part_is_an_error(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     pin = table.pin("before")
     clock.advance(MINUTE_MS)
     dead = live_part(clocked)
@@ -314,7 +291,7 @@ def test_a_part_that_a_pin_needs_must_be_there(table: Table, clocked: ClockedSto
     assert table.verify().problems == ()
 
 
-def test_a_pin_that_cannot_be_read_is_a_problem(table: Table, clocked: ClockedStore) -> None:
+def test_an_unreadable_pin_is_an_error(table: Table, clocked: ClockedStore) -> None:
     clocked.create(clocked.location.keys.pin("monthly"), b"{}")
     [problem] = table.verify().problems
     assert (problem.kind, problem.severity) == ("damaged_pin", "error")
@@ -323,35 +300,10 @@ def test_a_pin_that_cannot_be_read_is_a_problem(table: Table, clocked: ClockedSt
 # ------------------------------------------------------------------------------------------------ damaged logs
 
 
-def ends_in_a_newline(store: ClockedStore) -> str:
-    replace(store, newest_append(store), store.get(newest_append(store)).body + b"\n")
-    return newest_append(store)
-
-
-def cut_in_a_line(store: ClockedStore) -> str:
-    replace(store, newest_append(store), store.get(newest_append(store)).body[:-5])
-    return newest_append(store)
-
-
 def cut_between_lines(store: ClockedStore) -> str:
     key = head(store)
     replace(store, key, store.get(key).body.rpartition(b"\n")[0])
     return key
-
-
-def of_another_version(store: ClockedStore) -> str:
-    change_header(store, newest_append(store), v=2)
-    return newest_append(store)
-
-
-def names_a_neighbour(store: ClockedStore) -> str:
-    change_marker(store, newest_append(store), key="table2/_data/k=0/x.parquet")
-    return newest_append(store)
-
-
-def leaves_its_folder(store: ClockedStore) -> str:
-    change_marker(store, newest_append(store), key="table/_data/../../etc/x.parquet")
-    return newest_append(store)
 
 
 def stray_file(store: ClockedStore) -> str:
@@ -359,48 +311,39 @@ def stray_file(store: ClockedStore) -> str:
     return "table/_log/notes.txt"
 
 
-def no_log_file_at_all(store: ClockedStore) -> str:
-    replace(store, newest_append(store), b"")
-    return newest_append(store)
+#: Functions that make a log file unreadable. They return its key, or None for that of the last append.
+LOG_DAMAGES: dict[str, Callable[[ClockedStore], str | None]] = {
+    "ends in a newline": lambda s: replace(s, newest_append(s), s.get(newest_append(s)).body + b"\n"),
+    "cut in a line": lambda s: replace(s, newest_append(s), s.get(newest_append(s)).body[:-5]),
+    "cut between lines": cut_between_lines,
+    "another version": lambda s: change_header(s, newest_append(s), v=2),
+    "names a neighbour": lambda s: change_marker(s, newest_append(s), key="table2/_data/k=0/x.parquet"),
+    "leaves its folder": lambda s: change_marker(s, newest_append(s), key="table/_data/../../etc/x.parquet"),
+    "stray file": stray_file,
+    "empty": lambda s: replace(s, newest_append(s), b""),
+}
 
 
-LOG_DAMAGES = [
-    ends_in_a_newline,
-    cut_in_a_line,
-    cut_between_lines,
-    of_another_version,
-    names_a_neighbour,
-    leaves_its_folder,
-    stray_file,
-    no_log_file_at_all,
-]
-
-
-@pytest.mark.parametrize("damage", LOG_DAMAGES)
-def test_a_log_file_that_cannot_be_read_is_a_problem_and_the_others_are_read(
-    table: Table, clocked: ClockedStore, clock: ManualClock, damage: Callable[[ClockedStore], str]
-) -> None:
-    key = damage(clocked)
+@pytest.mark.parametrize("name", LOG_DAMAGES)
+def test_an_unreadable_log_file_is_an_error(table: Table, clocked: ClockedStore, clock: ManualClock, name: str) -> None:
+    key = LOG_DAMAGES[name](clocked) or newest_append(clocked)
     clock.advance(30 * DAY_MS)
     report = table.verify()
     assert [p.key for p in report.problems if p.kind == "damaged_log"] == [key]
-    assert "foreign_maintenance" not in kinds(report)
-    assert "missing_epoch" not in kinds(report)
-    assert (report.ok, report.log_files) == (False, len(logs(clocked)))
+    assert kinds(report).isdisjoint({"foreign_maintenance", "missing_epoch"})
+    assert (report.ok, report.log_files) == (False, len(log_keys(clocked)))
     assert report.live_parts > 0
     for problem in report.problems:
         if problem.kind == "orphans":
             assert "Keep them" in problem.message, "a log file that cannot be read may name them"
 
 
-def test_an_epoch_whose_log_file_cannot_be_read_is_not_called_missing(
-    clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_the_epoch_of_an_unreadable_log_file_is_not_missing(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock)
     for column in ("a", "b", "c"):
         table.insert([{column: 1}])
     assert table.handle.read().live_epochs == {1, 2, 3}
-    first, second, third = logs(clocked)
+    first, second, third = log_keys(clocked)
     for key in (first, second):
         replace(clocked, key, clocked.get(key).body[:-1])
     assert kinds(table.verify()) == {"damaged_log"}
@@ -410,7 +353,7 @@ def test_an_epoch_whose_log_file_cannot_be_read_is_not_called_missing(
 
 def sections(store: ClockedStore) -> str:
     key = head(store)
-    change_header(store, key, tmb=None, n=None)  # its log tombstones belong to no section now; nothing counts the lines
+    change_header(store, key, tmb=None, n=None)  # its log tombstones are in no section, and the lines are not counted
     return key
 
 
@@ -468,21 +411,15 @@ def unknown_claim(store: ClockedStore) -> str:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [sections, epoch_name, missing_epoch, markers_disagree, schema_conflict, v3_readers, damaged_claim],
+    "damage", [sections, epoch_name, missing_epoch, markers_disagree, schema_conflict, v3_readers, damaged_claim]
 )
-def test_what_must_hold_of_a_log_is_checked(
-    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
-) -> None:
+def test_a_broken_log_is_an_error(table: Table, clocked: ClockedStore, damage: Damage) -> None:
     key = damage(clocked)
-    report = table.verify()
-    assert ("error", damage.__name__, key) in {(p.severity, p.kind, p.key) for p in report.problems}
+    assert ("error", damage.__name__, key) in {(p.severity, p.kind, p.key) for p in table.verify().problems}
 
 
 @pytest.mark.parametrize("damage", [name_time, far_ahead, unknown_claim])
-def test_what_costs_no_rows_is_a_warning(
-    table: Table, clocked: ClockedStore, damage: Callable[[ClockedStore], str]
-) -> None:
+def test_harmless_damage_is_a_warning(table: Table, clocked: ClockedStore, damage: Damage) -> None:
     key = damage(clocked)
     report = table.verify()
     assert [(p.severity, p.kind, p.key) for p in report.problems] == [("warning", damage.__name__, key)]
@@ -506,8 +443,8 @@ def test_two_log_files_of_one_epoch_are_foreign_maintenance(table: Table, clocke
 
 def test_epochs_that_vanish_while_claims_remain_are_foreign_maintenance(table: Table, clocked: ClockedStore) -> None:
     keys = clocked.location.keys
-    epochs = [k for k in logs(clocked) if ".e" in k]
-    # As a merge of IceDB v3 would: all markers in a new log file, without epochs; the old log files are deleted.
+    epochs = [k for k in log_keys(clocked) if ".e" in k]
+    # A merge of IceDB v3 puts all markers in a new log file without epochs, and deletes the old log files.
     state = table.handle.read(everything=True)
     file = LogFile(state.newest_ms + 1, dict(state.schema), tuple(m for _, m in sorted(state.parts.items())))
     put_log(clocked, file, writer="v3-host")
@@ -515,10 +452,10 @@ def test_epochs_that_vanish_while_claims_remain_are_foreign_maintenance(table: T
     assert set(foreign(table.verify())) == {keys.epoch_claim(n) for n in (1, 2, 3)}
 
 
-def test_the_only_epoch_that_vanished_is_known_by_its_parts(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_single_missing_epoch_is_detected_by_its_parts(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock, partition_by=["k"])
     table.insert([{"k": 1, "n": 1}])
-    [first] = logs(clocked)
+    [first] = log_keys(clocked)
     file = read_log(clocked, first)
     clocked.delete([first])
     put_log(clocked, LogFile(file.t_ms + 1, file.schema, file.markers), writer="v3-host")
@@ -528,11 +465,12 @@ def test_the_only_epoch_that_vanished_is_known_by_its_parts(clocked: ClockedStor
 # ------------------------------------------------------------------------------------------------ all at once
 
 
-def test_every_problem_is_listed_not_only_the_first(table: Table, clocked: ClockedStore) -> None:
-    damages = [missing_part, damaged_claim, unknown_claim, markers_disagree, schema_conflict, far_ahead, stray_file]
+def test_every_problem_is_listed(table: Table, clocked: ClockedStore) -> None:
+    PART_DAMAGES["missing_part"](clocked, live_part(clocked))
+    damages = [damaged_claim, unknown_claim, markers_disagree, schema_conflict, far_ahead, stray_file]
     for damage in damages:
         damage(clocked)
-    names = {d.__name__ for d in damages} - {"stray_file"} | {"damaged_log"}
+    names = {d.__name__ for d in damages} - {"stray_file"} | {"damaged_log", "missing_part"}
     report = table.verify()
     assert kinds(report) == names
     severities = [p.severity for p in report.problems]
@@ -557,70 +495,54 @@ def test_verify_between_any_two_requests_of_a_writer_finds_nothing(clocked: Cloc
 
 @pytest.mark.long
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_writer_between_any_two_requests_of_verify_is_no_damage(
-    clocked: ClockedStore, clock: ManualClock, deep: bool
-) -> None:
+def test_a_concurrent_writer_is_not_reported_as_damage(clocked: ClockedStore, clock: ManualClock, deep: bool) -> None:
     writer = create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
     fill(writer)
     store = FaultyStore(clocked)
     checker = open_table(store, clock)
-    acted = 0
-    number = 0
+    acted = number = 0
+
+    def act() -> None:
+        nonlocal acted
+        acted += 1
+        writer.insert([{"k": k, "n": 1000 + acted} for k in range(3)])
+        writer.merge()
+        clock.advance(2 * HOUR_MS)
+        writer.cleanup()
+
     while acted == number:
         number += 1
-        start = len(store.requests) + number
-
-        def act(request: Request, at: int = start) -> None:
-            nonlocal acted
-            if request.number == at:
-                acted += 1
-                store.before = None
-                writer.insert([{"k": k, "n": 1000 + at} for k in range(3)])
-                writer.merge()
-                clock.advance(2 * HOUR_MS)
-                writer.cleanup()
-
-        store.before = act
+        act_before(store, act, number=len(store.requests) + number)
         assert checker.verify(deep=deep).problems == ()
     assert number > 8
 
 
-def test_damage_that_is_repaired_meanwhile_is_not_reported(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def at_the_second_listing(store: FaultyStore, act: Callable[[], object]) -> None:
+    """Call `act` right before `verify` lists the claims for the second time."""
+    claims = store.location.keys.claims_prefix
+    act_before(store, lambda: act_before(store, act, kind="list", key=claims), kind="list", key=claims)
+
+
+def test_damage_repaired_during_verify_is_not_reported(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     key = live_part(clocked)
     kept = clocked.objects.pop(key)
     store = FaultyStore(clocked)
-    checker = open_table(store, clock)
-    looks = 0
-
-    def restore(request: Request) -> None:
-        nonlocal looks
-        looks += request.keys == (clocked.location.keys.claims_prefix,)
-        if looks == 2:
-            clocked.objects[key] = kept
-
-    store.before = restore
-    assert checker.verify().problems == ()
-    assert looks == 2
+    at_the_second_listing(store, lambda: clocked.objects.update({key: kept}))
+    assert open_table(store, clock).verify().problems == ()
+    assert key in clocked.objects
 
 
-def test_only_what_both_looks_see_is_reported(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    damaged_part(clocked)
+def test_only_problems_of_both_listings_are_reported(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    PART_DAMAGES["damaged_part"](clocked, live_part(clocked))
     [missing] = [p.key for p in table.snapshot().parts if p.partition == "k=1"]
     clocked.delete([missing])
     store = FaultyStore(clocked)
     checker = open_table(store, clock)
-    looks = 0
 
-    def one_goes_and_one_comes(request: Request) -> None:
-        nonlocal looks
-        looks += request.keys == (clocked.location.keys.claims_prefix,)
-        if looks == 2:
-            store.before = None
-            table.drop_partitions(["k=0"])
-            clocked.create(clocked.location.keys.epoch_claim(9), b"{")
+    def one_goes_and_one_comes() -> None:
+        table.drop_partitions(["k=0"])
+        clocked.create(clocked.location.keys.epoch_claim(9), b"{")
 
     assert kinds(checker.verify()) == {"missing_part", "damaged_part"}
-    store.before = one_goes_and_one_comes
+    at_the_second_listing(store, one_goes_and_one_comes)
     assert [p.key for p in checker.verify().problems] == [missing]

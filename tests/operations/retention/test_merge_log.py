@@ -1,4 +1,4 @@
-"""Merging log files: few are left, each marker is rewritten seldom, and nobody sees a difference.
+"""Merges of the log leave few log files, rewrite each marker seldom, and change no snapshot.
 
 Parts are markers here, without objects: their log files are encoded straight into the store.
 """
@@ -31,7 +31,7 @@ def named(sizes: list[int]) -> dict[str, int]:
 
 
 def after(lines: dict[str, int], merged: list[str]) -> list[int]:
-    """The sizes that are left, in order."""
+    """Return the remaining sizes in order."""
     left = [n for k, n in lines.items() if k not in merged]
     return sorted([*left, sum(lines[k] for k in merged)] if merged else left)
 
@@ -40,7 +40,7 @@ def after(lines: dict[str, int], merged: list[str]) -> list[int]:
 
 
 @given(SIZES)
-def test_what_stays_is_geometric(sizes: list[int]) -> None:
+def test_sizes_of_remaining_log_files_are_geometric(sizes: list[int]) -> None:
     lines = named(sizes)
     left = after(lines, plan_merge_log(lines))
     assert sum(left) == sum(sizes)
@@ -51,7 +51,7 @@ def test_what_stays_is_geometric(sizes: list[int]) -> None:
 
 
 @given(SIZES)
-def test_each_marker_lands_in_a_log_file_half_as_large_again(sizes: list[int]) -> None:
+def test_each_merged_log_file_grows_by_half(sizes: list[int]) -> None:
     lines = named(sizes)
     merged = plan_merge_log(lines)
     assert len(merged) != 1
@@ -70,7 +70,7 @@ def test_no_log_file_of_more_lines_than_allowed_is_made(sizes: list[int], lines_
     assert rounds <= len(sizes)
 
 
-def test_one_short_log_file_does_not_keep_the_others_apart() -> None:
+def test_one_short_log_file_does_not_prevent_a_merge() -> None:
     assert len(plan_merge_log(named([1, *[10] * 100]))) == 101
 
 
@@ -90,7 +90,7 @@ def test_over_thousands_of_commits_a_marker_is_rewritten_a_logarithmic_number_of
 # ------------------------------------------------------------------------------------------ the table
 
 
-class World:
+class LogOfPuts:
     """A table whose commits are log files put by hand, a second apart."""
 
     def __init__(self, *, commits: int = 0) -> None:
@@ -114,7 +114,7 @@ class World:
         return open_table(store, self.clock), store
 
     def seen(self, *times_ms: int) -> list[set[str]]:
-        """The live parts now, and at each time."""
+        """Return the live parts now, and at each time."""
         state = LogReader(self.store, self.store.location.keys).read()
         return [{m.key for m in live_markers(state, at)} for at in (None, *times_ms)]
 
@@ -122,7 +122,7 @@ class World:
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("every", [400, 2_000, 10_000])
 def test_ten_thousand_commits_are_opened_with_a_dozen_requests(every: int) -> None:
-    world = World()
+    world = LogOfPuts()
     for n in range(10_000 // every):
         world.commit(every)
         report = world.table.merge_log()
@@ -142,7 +142,7 @@ def test_ten_thousand_commits_are_opened_with_a_dozen_requests(every: int) -> No
 
 
 def test_readers_before_and_after_see_the_same_at_every_time() -> None:
-    world = World(commits=30)
+    world = LogOfPuts(commits=30)
     before_ms = world.clock.now_ms() - 15_500
     seen = world.seen(before_ms)
     old = LogReader(world.store, world.store.location.keys, clock=world.clock)
@@ -159,16 +159,16 @@ def test_readers_before_and_after_see_the_same_at_every_time() -> None:
     assert world.seen(before_ms) == seen, "no part was superseded, so nothing of the past was forgotten"
 
 
-def test_nothing_to_gain_is_no_commit() -> None:
-    world = World(commits=1)
+def test_a_merge_without_benefit_makes_no_commit() -> None:
+    world = LogOfPuts(commits=1)
     assert not world.table.merge_log().commit.committed
     world.commit(1, parts=10)
     report = world.table.merge_log()
     assert (report.commit.committed, report.merged_log_files, report.log_files) == (False, (), 2)
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing() -> None:
-    world = World(commits=12)
+def test_a_dry_run_of_merge_log_reports_the_plan() -> None:
+    world = LogOfPuts(commits=12)
     table, store = world.actor()
     dry = table.merge_log(lines_max=10, dry_run=True)
     assert (store.counts["create"], dry.commit.committed, dry.dry_run) == (0, False, True)
@@ -181,8 +181,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing() -> None:
     assert (len(dry.merged_log_files), dry.log_files, dry.remaining) == (5, 8, 5)
 
 
-def test_what_does_not_fit_remains_and_the_calls_come_to_an_end() -> None:
-    world = World(commits=40)
+def test_repeated_limited_merges_end() -> None:
+    world = LogOfPuts(commits=40)
     seen = world.seen()
     for calls in range(1, 100):  # noqa: B007 - the last one is asked for
         if not (report := world.table.merge_log(lines_max=20)).remaining:
@@ -195,8 +195,8 @@ def test_what_does_not_fit_remains_and_the_calls_come_to_an_end() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL, Fault.DELAY])
-def test_a_fault_at_any_request_changes_nothing_that_is_seen(fault: Fault) -> None:
-    world = World(commits=6)
+def test_a_fault_at_any_request_of_merge_log_changes_no_snapshot(fault: Fault) -> None:
+    world = LogOfPuts(commits=6)
     at_ms = world.clock.now_ms() - 2_500
     seen, saved = world.seen(at_ms), dict(world.store.objects)
     table, store = world.actor()
@@ -222,13 +222,13 @@ def _run(act: Callable[[], object]) -> None:
         return
 
 
-def test_an_append_in_between_survives() -> None:
+def test_an_append_during_merge_log_survives() -> None:
     for kind, key in (("list", "_log/"), ("create", "_claims/epoch"), ("create", "_log/")):
-        world = World(commits=6)
+        world = LogOfPuts(commits=6)
         table, store = world.actor()
 
         def interrupt(
-            request: object, kind: str = kind, key: str = key, world: World = world, store: FaultyStore = store
+            request: object, kind: str = kind, key: str = key, world: LogOfPuts = world, store: FaultyStore = store
         ) -> None:
             if (store.requests[-1].kind, key in store.requests[-1].keys[0]) == (kind, True):
                 store.before = None
@@ -239,8 +239,8 @@ def test_an_append_in_between_survives() -> None:
         assert len(world.seen()[0]) == 7
 
 
-def test_transactions_of_what_is_merged_are_carried() -> None:
-    world = World()
+def test_transactions_of_merged_log_files_are_kept() -> None:
+    world = LogOfPuts()
     for n in range(4):
         world.commit(1, txn={"a": (n, world.clock.now_ms()), f"b{n}": (n, world.clock.now_ms())})
     before = dict(LogReader(world.store, world.store.location.keys).read().txn)
@@ -253,7 +253,7 @@ def test_transactions_of_what_is_merged_are_carried() -> None:
 
 
 def test_log_files_from_a_clock_far_ahead_are_left_alone() -> None:
-    world = World(commits=3)
+    world = LogOfPuts(commits=3)
     world.clock.advance(10 * HOUR_MS)
     world.commit(1)
     world.clock.advance(-10 * HOUR_MS)
@@ -262,9 +262,9 @@ def test_log_files_from_a_clock_far_ahead_are_left_alone() -> None:
     assert len(world.seen()[0]) == 4
 
 
-def test_what_only_a_v3_program_tombstoned_is_not_hidden_when_its_tombstone_is_merged() -> None:
+def test_a_log_file_tombstoned_by_v3_is_not_hidden_by_a_merge() -> None:
     # A v3 drop names the log file that it looked at, and carries the one marker that it tombstones.
-    world = World()
+    world = LogOfPuts()
     world.commit(1, parts=40)
     t_ms = world.clock.now_ms()
     (large,) = LogReader(world.store, world.store.location.keys).read().files

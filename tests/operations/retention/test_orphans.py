@@ -1,4 +1,4 @@
-"""The sweep deletes what nothing names and nobody can publish any more, wherever it is interrupted; nothing else."""
+"""The sweep deletes orphans that no writer can publish any more, and no other object, wherever it is interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from icedb.testing import (
     Crash,
     Fault,
     FaultyStore,
-    Kind,
     ManualClock,
     Request,
     SkewedClock,
@@ -31,14 +30,11 @@ from icedb.testing import (
 )
 from icedb.transaction.open_table import open_handle
 from icedb.util.clock import SystemClock
+from tests.support.object_stores.interruptions import act_after, act_before
+from tests.support.tables.numbered_rows import data_keys, numbers, put_log
 from tests.support.tables.plain_table import PlainTable, live_numbers
 
 SKEW_MS = Timing().max_skew_ms
-
-
-@pytest.fixture
-def table(clocked: ClockedStore, clock: ManualClock) -> Table:
-    return create_table(clocked, clock, partition_by=["k"])
 
 
 def orphan(store: ClockedStore, name: str = "orphan", body: bytes = b"12345") -> str:
@@ -47,22 +43,14 @@ def orphan(store: ClockedStore, name: str = "orphan", body: bytes = b"12345") ->
     return key
 
 
-def data(store: ClockedStore) -> set[str]:
-    return {i.key for i in store.list(store.location.keys.data_prefix)}
-
-
-def rows(table: Table) -> list[int]:
-    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n").fetchall()]
-
-
-def put_log(store: ClockedStore, file: LogFile, *, writer: str = "other") -> str:
-    key = store.location.keys.log_file(file.t_ms, merged=file.carries_tombstones, writer=writer)
-    store.create(key, encode(file))
-    return key
+def table_and_orphan(table: Table, store: ClockedStore) -> str:
+    """Insert a row, because a log without commits stops the sweep, and put an orphan. Return its key."""
+    table.insert([{"k": 1, "n": 1}])
+    return orphan(store)
 
 
 def put_claim(store: ClockedStore, epoch: int, *, part: str, live_epochs: tuple[int, ...]) -> str:
-    """A claim of an exclusive commit that is to publish a part."""
+    """Put the claim of an exclusive commit that publishes a part."""
     t_ms = store.clock.now_ms()
     file = LogFile(t_ms, {"n": "BIGINT"}, (Marker(part, 5, t_ms),), epoch=epoch, live_epochs=live_epochs)
     log_key = store.location.keys.log_file(t_ms, merged=False, writer=f"other.e{epoch}")
@@ -72,36 +60,27 @@ def put_claim(store: ClockedStore, epoch: int, *, part: str, live_epochs: tuple[
 
 
 def publish(store: ClockedStore, claim: str) -> None:
-    """The claim becomes its log file, and is cleaned up."""
+    """Put the log file of a claim, and delete the claim."""
     body = msgspec.json.decode(store.get(claim).body)
     store.create(body["key"], body["body"].encode())
     store.delete([claim])
 
 
-def once(kind: Kind, action: Callable[[], object]) -> Callable[[Request], None]:
-    """For a store's `before`: act at the first request of a kind. A create is the clock's check, between the looks."""
-    done: list[object] = []
-    return lambda request: done.append(action()) if request.kind == kind and not done else None
-
-
 # ------------------------------------------------------------------------------------------------ ages
 
 
-def test_an_orphan_goes_when_it_is_surely_older_than_the_least_age(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
-    key = orphan(clocked)
+def test_an_orphan_of_the_minimum_age_is_deleted(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    key = table_and_orphan(table, clocked)
     clock.advance(DAY_MS + SKEW_MS - 1)
     report = table.delete_orphans()
     assert (report.deleted_parts, report.young_parts, report.young_bytes) == ((), 1, 5)
     clock.advance(1)
     report = table.delete_orphans()
     assert (report.deleted_parts, report.deleted_bytes, report.young_parts) == ((key,), 5, 0)
-    assert key not in data(clocked)
+    assert key not in data_keys(clocked)
 
 
-def test_an_age_at_which_a_part_may_still_be_published_is_refused(table: Table) -> None:
+def test_an_age_below_the_part_timeout_is_rejected(table: Table) -> None:
     least_ms = 2 * table.handle.timing.part_timeout_ms
     with pytest.raises(GraceTooShort, match=f"min_age_ms={least_ms}"):
         table.delete_orphans(min_age_ms=least_ms - 1)
@@ -109,18 +88,17 @@ def test_an_age_at_which_a_part_may_still_be_published_is_refused(table: Table) 
 
 
 def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
-    key = orphan(clocked)
+    key = table_and_orphan(table, clocked)
     fast = open_table(clocked, clock.skewed(2 * DAY_MS))
-    before = data(clocked)
+    before = data_keys(clocked)
     with pytest.raises(ClockSkew):
         fast.delete_orphans()
-    assert data(clocked) == before
+    assert data_keys(clocked) == before
     assert key in before
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the_clocks_again(
+def test_a_sweep_compares_clocks_again_if_its_clock_object_is_deleted(
     table: Table, clocked: ClockedStore, clock: ManualClock, times: int
 ) -> None:
     table.insert([{"k": "1", "n": 0}])
@@ -141,7 +119,7 @@ def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the
     else:
         with pytest.raises(StoreUnavailable, match="could not be compared"):
             open_table(store, clock).delete_orphans()
-        assert key in data(clocked)
+        assert key in data_keys(clocked)
     assert len(deleted) == times
     check_sound(clocked)
 
@@ -149,18 +127,16 @@ def test_a_sweep_that_sleeps_while_another_deletes_its_clock_object_compares_the
 # ------------------------------------------------------------------------------------------------ what names a part
 
 
-def test_parts_that_the_log_names_stay_however_old_they_are(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_old_parts_that_the_log_names_stay(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     for n in range(3):
         table.insert([{"k": 1, "n": n}])
     table.merge()
     key = orphan(clocked)
     clock.advance(30 * DAY_MS)
-    before = data(clocked)
+    before = data_keys(clocked)
     assert table.delete_orphans().deleted_parts == (key,)
-    assert data(clocked) == before - {key}, "tombstoned parts are the work of cleanup"
-    assert rows(table) == [0, 1, 2]
+    assert data_keys(clocked) == before - {key}, "tombstoned parts are the work of cleanup"
+    assert numbers(table) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("txn", [None, ("stream", 1)])
@@ -171,27 +147,25 @@ def test_parts_that_only_a_claim_names_stay(
     dying.inject(Fault.CRASH_AFTER, kind="create", key="_claims/txn" if txn else "_claims/epoch")
     with pytest.raises(Crash):
         open_table(dying, clock).insert([{"k": 1, "n": 1}], txn=txn)
-    [claimed] = data(clocked)
+    [claimed] = data_keys(clocked)
     clock.advance(30 * DAY_MS)
     assert table.delete_orphans().deleted_parts == ()
-    assert data(clocked) == {claimed}
+    assert data_keys(clocked) == {claimed}
 
 
 def crashed_overwrite(store: ClockedStore, clock: ManualClock) -> str:
-    """Crash an overwrite right after its claim; the part that the claim names."""
+    """Crash an overwrite right after its claim. Return the part that the claim names."""
     dying = FaultyStore(store)
     dying.inject(Fault.CRASH_AFTER, kind="create", key="_claims/epoch")
-    before = data(store)
+    before = data_keys(store)
     with pytest.raises(Crash):
         open_table(dying, clock).overwrite([{"k": 1, "n": 2}])
-    [claimed] = data(store) - before
+    [claimed] = data_keys(store) - before
     return claimed
 
 
 @pytest.mark.long
-def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keeps_the_claim(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_the_part_of_a_void_claim_is_an_orphan(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     """Epoch 1 stays live, so the claim of epoch 2 stays for good: it guards the log against lost epochs."""
     table.insert([{"k": k, "n": k} for k in range(32)])  # too large a log file for merge_log to take with the others
     claimed = crashed_overwrite(clocked, clock)
@@ -206,13 +180,11 @@ def test_the_part_of_a_claim_that_became_void_is_an_orphan_although_cleanup_keep
     assert claimed in problem.message
     assert table.delete_orphans().deleted_parts == (claimed,)
     assert table.verify().problems == ()
-    assert rows(table) == list(range(33))
+    assert numbers(table) == list(range(33))
     check_sound(clocked)
 
 
-def test_the_part_of_a_claim_beyond_a_log_that_lost_its_epochs_stays(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_the_part_of_a_claim_of_a_lost_epoch_stays(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert([{"k": 1, "n": 1}])
     claimed = crashed_overwrite(clocked, clock)
     clock.advance(2 * table.handle.timing.commit_timeout_ms)
@@ -220,47 +192,41 @@ def test_the_part_of_a_claim_beyond_a_log_that_lost_its_epochs_stays(
     keys = clocked.location.keys
     later = [i.key for i in clocked.list(keys.log_prefix) if (keys.parse_log_file(i.key).epoch or 0) > 1]
     assert later
-    clocked.delete(later)  # another program; nothing tells any more whether epoch 2 was void
+    clocked.delete(later)  # another program; the log no longer shows whether epoch 2 was void
     clock.advance(30 * DAY_MS)
     assert open_table(clocked, clock).delete_orphans().deleted_parts == ()
-    assert claimed in data(clocked)
+    assert claimed in data_keys(clocked)
 
 
-def test_a_writer_that_wakes_after_the_sweep_took_its_part_publishes_nothing(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_writer_of_a_swept_part_publishes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert([{"k": 1, "n": 1}])
     swept: list[str] = []
 
-    def sleep(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch" in request.keys[0] and not swept:
-            clock.advance(30 * DAY_MS)
-            table.alter(row_group_rows=4096)
-            clock.advance(30 * DAY_MS)
-            table.cleanup()
-            swept.extend(table.delete_orphans().deleted_parts)
+    def sleep() -> None:
+        clock.advance(30 * DAY_MS)
+        table.alter(row_group_rows=4096)
+        clock.advance(30 * DAY_MS)
+        table.cleanup()
+        swept.extend(table.delete_orphans().deleted_parts)
 
     store = FaultyStore(clocked)
-    store.after = sleep
+    act_after(store, sleep, kind="create", key="_claims/epoch")
     with pytest.raises(CommitStateUnknown):
         open_table(store, clock).overwrite([{"k": 1, "n": 2}])
     assert len(swept) == 1
-    assert rows(table) == [1]
+    assert numbers(table) == [1]
     check_sound(clocked)
 
 
-def test_a_log_file_that_is_ignored_names_its_parts_too(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    table.insert([{"k": 1, "n": 1}])
-    key = orphan(clocked)
+def test_parts_that_an_ignored_log_file_names_stay(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    key = table_and_orphan(table, clocked)
     now_ms = clock.now_ms()
     put_log(clocked, LogFile(now_ms + 1, {}, (Marker(key, 5, now_ms),), epoch=2, live_epochs=(2,)), writer="x.e2")
     put_log(clocked, LogFile(now_ms + 2, {}, epoch=3, live_epochs=(1, 3)), writer="x.e3")
     clock.advance(30 * DAY_MS)
     assert any(key.endswith("x.e2.jsonl") for key in table.handle.read(everything=True).ignored)
     assert table.delete_orphans().deleted_parts == ()
-    assert key in data(clocked)
+    assert key in data_keys(clocked)
 
 
 WHEN = ["before", "between the looks"]
@@ -268,8 +234,8 @@ WHEN = ["before", "between the looks"]
 
 def damage_log(store: ClockedStore) -> None:
     key = store.list(store.location.keys.log_prefix)[0].key
-    found = store.objects[key]
-    store.objects[key] = StoredObject(found.body[:-20], found.stored_ms)
+    intact = store.objects[key]
+    store.objects[key] = StoredObject(intact.body[:-20], intact.stored_ms)
 
 
 def stray_log(store: ClockedStore) -> None:
@@ -295,30 +261,27 @@ def claim_of_a_later_version(store: ClockedStore) -> None:
         *((d, w) for d in [stray_log, damage_epoch_claim, damage_txn_claim, claim_of_a_later_version] for w in WHEN),
     ],
 )
-def test_what_cannot_be_read_stops_the_sweep_before_it_deletes(
+def test_an_unreadable_object_stops_the_sweep_before_it_deletes(
     table: Table, clocked: ClockedStore, clock: ManualClock, damage: Callable[[ClockedStore], None], when: str
 ) -> None:
-    table.insert([{"k": 1, "n": 1}])
-    orphan(clocked)
+    table_and_orphan(table, clocked)
     clock.advance(30 * DAY_MS)
-    before = data(clocked)
+    before = data_keys(clocked)
     store = FaultyStore(clocked)
     if when == "before":
         damage(clocked)
     else:
-        store.before = once("create", lambda: damage(clocked))  # the clock's check
-    with pytest.raises(CorruptLog) as refused:
+        act_before(store, lambda: damage(clocked), kind="create")  # the check of the clock
+    with pytest.raises(CorruptLog) as error:
         open_table(store, clock).delete_orphans()
-    assert refused.value.key in str(refused.value)
-    assert data(clocked) == before
+    assert error.value.key in str(error.value)
+    assert data_keys(clocked) == before
 
 
 # ------------------------------------------------------------------------------------------------ only its own
 
 
-def test_only_parts_of_this_table_are_deleted_and_foreign_objects_are_told(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_foreign_objects_are_reported_and_not_deleted(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     prefix = clocked.location.keys.data_prefix
     foreign = [f"{prefix}k=1/notes.txt", f"{prefix}k=1/x.parquet.crc", f"{prefix}a//b.parquet", f"{prefix}.parquet"]
@@ -333,9 +296,7 @@ def test_only_parts_of_this_table_are_deleted_and_foreign_objects_are_told(
     assert {*foreign[:3], *neighbours} <= clocked.objects.keys()
 
 
-def test_a_call_keeps_to_its_limit_takes_the_oldest_first_and_says_what_remains(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_limited_sweep_deletes_the_oldest_first(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
     keys = []
     for n in (3, 1, 2):
@@ -344,30 +305,26 @@ def test_a_call_keeps_to_its_limit_takes_the_oldest_first_and_says_what_remains(
     clock.advance(30 * DAY_MS)
     report = table.delete_orphans(limit=2)
     assert (report.deleted_parts, report.remaining) == (tuple(keys[:2]), 1)
-    assert data(clocked) & set(keys) == {keys[2]}
+    assert data_keys(clocked) & set(keys) == {keys[2]}
     report = table.delete_orphans(limit=2)
     assert (report.deleted_parts, report.remaining) == ((keys[2],), 0)
 
 
-def test_a_dry_run_tells_the_same_and_writes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    table.insert([{"k": "1", "n": 0}])  # a log without commits stops the sweep
-    key = orphan(clocked)
+def test_a_dry_run_of_the_sweep_writes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    key = table_and_orphan(table, clocked)
     clock.advance(30 * DAY_MS)
     store = FaultyStore(clocked)
     report = open_table(store, clock).delete_orphans(dry_run=True)
     assert (report.deleted_parts, report.dry_run) == ((key,), True)
     assert store.counts["create"] == store.counts["delete"] == 0
-    assert key in data(clocked)
+    assert key in data_keys(clocked)
 
 
 # ------------------------------------------------------------------------------------------------ others meanwhile
 
 
-def test_the_sweep_lists_parts_then_claims_then_the_log_and_all_of_it_again_before_it_deletes(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    table.insert([{"k": 1, "n": 1}])
-    key = orphan(clocked)
+def test_the_sweep_lists_twice_before_it_deletes(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    key = table_and_orphan(table, clocked)
     clock.advance(30 * DAY_MS)
     store = FaultyStore(clocked)
     open_table(store, clock).delete_orphans()
@@ -380,46 +337,43 @@ def test_the_sweep_lists_parts_then_claims_then_the_log_and_all_of_it_again_befo
     assert not [r for r in store.requests[read_last:] if r.kind in ("create", "list")], "nothing in between but reading"
 
 
-def test_a_part_that_is_published_between_the_looks_stays(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    table.insert([{"k": 1, "n": 1}])
-    key = orphan(clocked)
+def test_a_part_published_between_the_listings_stays(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    key = table_and_orphan(table, clocked)
     clock.advance(30 * DAY_MS)
     store = FaultyStore(clocked)
-
     file = LogFile(clock.now_ms(), {}, (Marker(key, 5, clock.now_ms()),))
-    store.before = once("create", lambda: put_log(clocked, file))
+    act_before(store, lambda: put_log(clocked, file), kind="create")
     assert open_table(store, clock).delete_orphans().deleted_parts == ()
-    assert key in data(clocked)
+    assert key in data_keys(clocked)
 
 
 @pytest.mark.parametrize("look", [1, 2])
-def test_a_claim_that_becomes_a_log_file_between_two_listings_is_seen(
+def test_a_part_whose_claim_is_published_between_listings_stays(
     table: Table, clocked: ClockedStore, clock: ManualClock, look: int
 ) -> None:
-    table.insert([{"k": 1, "n": 1}])
-    key = orphan(clocked)
+    key = table_and_orphan(table, clocked)
     clock.advance(30 * DAY_MS)
     claims: list[str] = []
-    if look == 1:
-        claims.append(put_claim(clocked, 2, part=key, live_epochs=(1, 2)))
     store = FaultyStore(clocked)
 
-    def claim_before_the_second_look(request: Request) -> None:
-        if request.kind == "create" and not claims:
-            claims.append(put_claim(clocked, 2, part=key, live_epochs=(1, 2)))
+    def claim() -> None:
+        claims.append(put_claim(clocked, 2, part=key, live_epochs=(1, 2)))
+
+    if look == 1:
+        claim()
+    else:
+        act_before(store, claim, kind="create")
 
     def become_a_log_file(request: Request) -> None:
-        # After the first of the two listings, whichever that is.
+        # After the first of the two listings.
         if request.kind == "list" and "_data" not in request.keys[0] and claims and claims[0] in clocked.objects:
             publish(clocked, claims[0])
 
-    store.before, store.after = claim_before_the_second_look, become_a_log_file
+    store.after = become_a_log_file
     assert open_table(store, clock).delete_orphans().deleted_parts == ()
     assert claims
     assert claims[0] not in clocked.objects
-    assert key in data(clocked)
+    assert key in data_keys(clocked)
 
 
 @pytest.mark.long
@@ -437,7 +391,7 @@ def test_sweeping_between_any_two_requests_of_a_writer_loses_nothing(clocked: Cl
         writer.insert([{"k": n, "n": 10 + n}], txn=("app", n))
     writer.merge()
     assert len(swept) == 1
-    assert rows(writer) == [0, 1, 2, 3, 11, 12, 13]
+    assert numbers(writer) == [0, 1, 2, 3, 11, 12, 13]
     check_sound(clocked)
 
 
@@ -445,9 +399,9 @@ def test_sweeping_between_any_two_requests_of_a_writer_loses_nothing(clocked: Cl
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
-def test_a_sweep_that_is_interrupted_anywhere_is_finished_by_the_next(fault: Fault) -> None:
+def test_the_next_sweep_finishes_one_that_was_interrupted_anywhere(fault: Fault) -> None:
     def sweep(number: int | None) -> int:
-        """A sweep with a fault at one of its requests, then a whole one; how many requests the first made."""
+        """Sweep with a fault at one of the requests, then without. Return the number of requests of the first sweep."""
         clock = ManualClock()
         clocked = ClockedStore(clock)
         create_table(clocked, clock, partition_by=["k"])
@@ -456,7 +410,7 @@ def test_a_sweep_that_is_interrupted_anywhere_is_finished_by_the_next(fault: Fau
             table.insert([{"k": n, "n": n}])
         table.merge()
         orphans = {orphan(clocked, f"orphan{n}") for n in range(3)}
-        named = data(clocked) - orphans
+        named = data_keys(clocked) - orphans
         clock.advance(30 * DAY_MS)
         store = FaultyStore(clocked)
         interrupted = open_table(store, clock)
@@ -465,11 +419,11 @@ def test_a_sweep_that_is_interrupted_anywhere_is_finished_by_the_next(fault: Fau
             store.inject(fault, number=opened + number)
         with contextlib.suppress(Crash, StoreUnavailable):
             interrupted.delete_orphans()
-        assert named <= data(clocked)
-        # What the interrupted one left of its clock's check is an orphan like any other.
+        assert named <= data_keys(clocked)
+        # The object of the interrupted clock check is an orphan, too.
         clock.advance(2 * DAY_MS)
         open_table(clocked, clock).delete_orphans()
-        assert data(clocked) == named
+        assert data_keys(clocked) == named
         assert live_numbers(clocked) == [0, 1, 2]
         return len(store.requests) - opened
 
@@ -479,18 +433,18 @@ def test_a_sweep_that_is_interrupted_anywhere_is_finished_by_the_next(fault: Fau
         sweep(number)
 
 
-def test_a_crashed_insert_leaves_orphans_that_the_sweep_takes(clocked: ClockedStore, clock: ManualClock) -> None:
+def test_the_sweep_deletes_orphans_of_a_crashed_insert(clocked: ClockedStore, clock: ManualClock) -> None:
     create_table(clocked, clock, partition_by=["k"]).insert([{"k": 1, "n": 0}])
     dying = FaultyStore(clocked)
     dying.inject(Fault.CRASH_BEFORE, kind="create", key="_log/")
     with pytest.raises(Crash):
         open_table(dying, clock).insert([{"k": k, "n": 1} for k in range(3)])
     table = open_table(clocked, clock)
-    assert len(data(clocked)) == 4
+    assert len(data_keys(clocked)) == 4
     assert table.delete_orphans().young_parts == 3
     clock.advance(DAY_MS + HOUR_MS)
     assert len(table.delete_orphans().deleted_parts) == 3
-    assert rows(table) == [0]
+    assert numbers(table) == [0]
 
 
 # ------------------------------------------------------------------------------------------------ real stores
@@ -505,10 +459,10 @@ def test_a_sweep_in_every_kind_of_store(place: Any) -> None:
     for key in orphans:
         store.create(key, b"x")
     assert table.delete_orphans(dry_run=True).young_parts == 3
-    # Two days later, by a clock that is told not to be checked.
+    # Two days later, by a clock that is not checked.
     later = SkewedClock(SystemClock(), 2 * DAY_MS)
     sweeper = Table(open_handle(store, clock=later, fencing="none"))
     report = sweeper.delete_orphans()
     assert sorted(report.deleted_parts) == sorted(orphans)
-    assert rows(Table.open(place.uri, storage_options=place.storage_options)) == [0, 1, 2]
+    assert numbers(Table.open(place.uri, storage_options=place.storage_options)) == [0, 1, 2]
     assert sweeper.delete_orphans().deleted_parts == ()

@@ -1,9 +1,10 @@
-"""A pin keeps a time readable whatever cleanup does, and is refused when that cannot be promised any more."""
+"""Pins: a pinned time stays readable during cleanups, and a pin that comes too late is rejected."""
 
 from __future__ import annotations
 
 import contextlib
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,38 +22,10 @@ from icedb.errors import (
 )
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.storage.obstore_store import ObjectStore
-from icedb.testing import (
-    ClockedStore,
-    Crash,
-    Fault,
-    FaultyStore,
-    ManualClock,
-    Request,
-    check_sound,
-    create_table,
-    open_table,
-)
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
+from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.fault_walk import SavedState
-
-FULL = [0, 1, 10, 11, 20, 21]
-
-
-@pytest.fixture
-def table(clocked: ClockedStore, clock: ManualClock) -> Table:
-    return create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
-
-
-def fill(table: Table, batches: int = 3) -> None:
-    for n in range(batches):
-        table.insert([{"k": k, "n": 10 * n + k} for k in range(2)])
-
-
-def rows(table: Table, as_of: int | None = None) -> list[int]:
-    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n", as_of=as_of).fetchall()]
-
-
-def data(store: ClockedStore) -> list[str]:
-    return [i.key for i in store.list(store.location.keys.data_prefix)]
+from tests.support.tables.numbered_rows import FULL, data_keys, fill, numbers
 
 
 def pin_keys(store: ClockedStore) -> list[str]:
@@ -61,7 +34,7 @@ def pin_keys(store: ClockedStore) -> list[str]:
 
 
 def forget_all(table: Table, clock: ManualClock, rounds: int = 4) -> None:
-    """Let time pass and clean up, with commits in between, so that log files are replaced too."""
+    """Advance the clock and clean up, with commits in between, so that log files are replaced too."""
     for n in range(rounds):
         table.insert([{"k": 7, "n": 1000 + n}])
         clock.advance(MINUTE_MS)
@@ -72,7 +45,7 @@ def forget_all(table: Table, clock: ManualClock, rounds: int = 4) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_pinned_time_outlives_cleanup_and_no_other_does(place: Any) -> None:
+def test_only_the_pinned_time_survives_cleanup(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table, 1)
     before = table.snapshot().as_of_ms
@@ -85,17 +58,9 @@ def test_a_pinned_time_outlives_cleanup_and_no_other_does(place: Any) -> None:
     assert report.kept_for_pins == 8
     assert report.deleted_parts
     assert report.horizon_ms > pin.as_of_ms
-    assert rows(Table.open(place.uri, storage_options=place.storage_options), pin.as_of_ms) == [
-        0,
-        0,
-        1,
-        1,
-        10,
-        11,
-        20,
-        21,
-    ]
-    assert rows(table) == [1]
+    reader = Table.open(place.uri, storage_options=place.storage_options)
+    assert numbers(reader, pin.as_of_ms) == [0, 0, 1, 1, 10, 11, 20, 21]
+    assert numbers(table) == [1]
     for other in (before, pin.as_of_ms - 1, pin.as_of_ms + 1):
         with pytest.raises(SnapshotExpired):
             table.snapshot(as_of=other)
@@ -109,48 +74,45 @@ def test_a_pinned_time_outlives_cleanup_and_no_other_does(place: Any) -> None:
 
 
 @pytest.mark.long
-def test_what_a_pin_needs_stays_through_merges_and_forgetting(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_pinned_parts_survive_merges_and_cleanups(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     pin = table.pin("kept")
     clock.advance(1_000)
     table.merge()
     table.drop_partitions(["k=1"])
     forget_all(table, clock)
-    assert rows(table, pin.as_of_ms) == FULL
-    assert len(data(clocked)) == 6 + 1
+    assert numbers(table, pin.as_of_ms) == FULL
+    assert len(data_keys(clocked)) == 6 + 1
     assert len([m for m in check_sound(clocked).parts.values() if m.tombstoned_ms]) == 6
     table.unpin("kept")
     forget_all(table, clock)
-    assert len(data(clocked)) == 1
+    assert len(data_keys(clocked)) == 1
     check_sound(clocked)
 
 
-def test_the_time_of_the_newest_commit_is_pinned_and_what_comes_next_is_later(table: Table, clock: ManualClock) -> None:
+def test_a_pin_is_at_the_newest_commit_and_later_commits_are_later(table: Table, clock: ManualClock) -> None:
     fill(table)
     clock.advance(HOUR_MS)
     pin = table.pin("now")
     assert pin == Pin("now", table.handle.read().newest_ms, clock.now_ms())
-    # In the same millisecond, by a clock that is behind.
+    # The next commit is in the same millisecond, by a clock that is behind.
     slow = open_table(table.handle.store, clock.skewed(-MINUTE_MS))
     slow.drop_partitions(["k=0"])
     forget_all(table, clock, 2)
-    assert rows(table, pin.as_of_ms) == FULL
+    assert numbers(table, pin.as_of_ms) == FULL
 
 
 def test_an_empty_table_can_be_pinned(table: Table, clock: ManualClock) -> None:
     pin = table.pin("empty")
     fill(table)
-    assert rows(table) == FULL
+    assert numbers(table) == FULL
     assert table.snapshot(as_of=pin.as_of_ms).parts == ()
 
 
 def test_a_log_file_from_the_future_does_not_make_a_pin_of_the_future(table: Table, clock: ManualClock) -> None:
     fill(table, 1)
     pin = table.pin("before")
-    ahead = open_table(table.handle.store, clock.skewed(24 * HOUR_MS))
-    ahead.handle._clock_checked = True
+    ahead = open_table(table.handle.store, clock.skewed(24 * HOUR_MS), fencing="none")
     ahead.insert([{"k": 9, "n": 9}])
     clock.advance(1_000)
     assert table.pin("after").as_of_ms == pin.as_of_ms
@@ -158,9 +120,7 @@ def test_a_log_file_from_the_future_does_not_make_a_pin_of_the_future(table: Tab
         table.pin("ahead", table.snapshot().as_of_ms)
 
 
-def test_a_taken_name_is_refused_and_nothing_is_replaced(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_pin_of_an_existing_name_is_rejected(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table, 1)
     pin = table.pin("release", expires=timedelta(hours=1))
     [key] = pin_keys(clocked)
@@ -170,17 +130,17 @@ def test_a_taken_name_is_refused_and_nothing_is_replaced(
         table.pin("release")
     assert clocked.objects[key] is before
     assert table.pins() == [pin]
-    # Also by the put itself, when the name is taken in between.
+    # The put itself is rejected too, if another program takes the name first.
     store = FaultyStore(clocked)
     other = open_table(store, clock)
-    store.after = lambda r: table.pin("race") if r.kind == "head" and len(pin_keys(clocked)) == 1 else None
+    act_after(store, lambda: table.pin("race"), kind="head")
     with pytest.raises(PinExists):
         other.pin("race", expires=clock.now_ms() + 1)
     assert [p.expires_ms for p in table.pins()] == [None, pin.expires_ms]
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "-x", "x" * 101])
-def test_a_name_must_be_fit_for_a_key(table: Table, name: str) -> None:
+def test_an_invalid_name_of_a_pin_is_rejected(table: Table, name: str) -> None:
     with pytest.raises(InvalidOption, match="pin's name"):
         table.pin(name)
     with pytest.raises(InvalidOption, match="pin's name"):
@@ -205,17 +165,15 @@ def test_times_are_checked(table: Table, clock: ManualClock) -> None:
     assert [p.name for p in table.pins()] == ["a", "b", "c"]
 
 
-def test_an_expired_pin_promises_nothing_and_its_parts_stay_for_the_grace_period(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_parts_of_an_expired_pin_stay_for_a_while(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     pin = table.pin("short", expires=timedelta(hours=5))
     clock.advance(1_000)
     table.merge()
     forget_all(table, clock, 2)
-    assert rows(table, pin.as_of_ms) == FULL
+    assert numbers(table, pin.as_of_ms) == FULL
     assert pin.expires_ms is not None
-    # A reader who took the snapshot just before may still be reading, by a clock that is behind too.
+    # A reader that took the snapshot just before may still be reading, also one whose clock is behind.
     clock.set(pin.expires_ms)
     late_reader = open_table(clocked, clock.skewed(-MINUTE_MS))
     with pytest.raises(SnapshotExpired):
@@ -224,35 +182,32 @@ def test_an_expired_pin_promises_nothing_and_its_parts_stay_for_the_grace_period
     report = table.cleanup()
     assert (report.kept_for_pins, report.deleted_pins) == (6, ())
     clock.set(pin.expires_ms)
-    assert rows(late_reader, pin.as_of_ms) == FULL
+    assert numbers(late_reader, pin.as_of_ms) == FULL
     clock.set(pin.expires_ms + HOUR_MS)
     planned = table.cleanup(dry_run=True)
     assert pin_keys(clocked)
     report = table.cleanup()
-    assert (
-        (report.kept_for_pins, report.deleted_pins) == (planned.kept_for_pins, planned.deleted_pins) == (0, ("short",))
-    )
+    assert (report.kept_for_pins, report.deleted_pins) == (0, ("short",))
+    assert (planned.kept_for_pins, planned.deleted_pins) == (0, ("short",))
     assert set(report.deleted_parts) == set(planned.deleted_parts)
     assert len(report.deleted_parts) >= 6
     assert pin_keys(clocked) == []
     table.pin("short")
 
 
-def test_parts_that_a_cleanup_may_be_deleting_are_not_pinned(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_pin_near_the_deletion_is_rejected(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     old = table.snapshot().as_of_ms + 1
     clock.advance(MINUTE_MS)
     table.drop_partitions(["k=0"])
     dropped = table.handle.read().newest_ms
-    # The grace period, less the time that a put may take and what clocks may differ.
+    # The grace period, less the duration of a put and the skew of clocks.
     clock.set(dropped + HOUR_MS - 5 * MINUTE_MS - 2 * MINUTE_MS - 1_000)
     with pytest.raises(SnapshotExpired, match="may be deleting") as caught:
         table.pin("late", old)
     assert caught.value.horizon_ms == dropped
     assert pin_keys(clocked) == []
-    assert rows(table, old) == FULL, "it can still be read, but not promised"
+    assert numbers(table, old) == FULL, "it can still be read, but not promised"
     clock.advance(-1)
     assert table.pin("in-time", old).as_of_ms == old
     clock.advance(24 * HOUR_MS)
@@ -271,9 +226,7 @@ def test_a_clock_that_is_wrong_pins_nothing(clocked: ClockedStore, table: Table,
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.REPEAT])
-def test_an_unanswered_put_of_a_pin_is_settled(
-    table: Table, clocked: ClockedStore, clock: ManualClock, fault: Fault
-) -> None:
+def test_a_lost_response_is_settled(table: Table, clocked: ClockedStore, clock: ManualClock, fault: Fault) -> None:
     fill(table)
     store = FaultyStore(clocked)
     store.inject(fault, kind="create", key="pin-x")
@@ -281,7 +234,7 @@ def test_an_unanswered_put_of_a_pin_is_settled(
     assert table.pins() == [pin]
 
 
-def test_a_pin_that_may_land_later_is_no_promise_yet(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_delayed_put_of_a_pin_has_no_effect(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     store = FaultyStore(clocked)
     store.inject(Fault.DELAY, kind="create", key="pin-x")
@@ -293,7 +246,7 @@ def test_a_pin_that_may_land_later_is_no_promise_yet(table: Table, clocked: Cloc
     table.drop_partitions("true")
     clock.advance(2 * HOUR_MS)
     table.cleanup()
-    store.deliver()  # hours later: it counts for nothing, whoever reads it
+    store.deliver()  # hours later: no reader may use the pin
     with pytest.raises(SnapshotExpired):
         table.snapshot(as_of=as_of)
     [late] = table.pins()
@@ -302,9 +255,7 @@ def test_a_pin_that_may_land_later_is_no_promise_yet(table: Table, clocked: Cloc
     assert table.cleanup().deleted_pins == ("x",)
 
 
-def test_a_pin_that_cannot_be_read_stops_cleanup_until_it_is_removed(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_an_unreadable_pin_stops_cleanup(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     table.merge()
     keys = clocked.location.keys
@@ -321,7 +272,7 @@ def test_a_pin_that_cannot_be_read_stops_cleanup_until_it_is_removed(
     assert len(table.cleanup().deleted_parts) == 6
 
 
-def test_pins_are_looked_at_only_before_the_horizon(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_pins_are_read_only_before_the_horizon(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     pin = table.pin("kept")
     clock.advance(1_000)
@@ -331,21 +282,21 @@ def test_pins_are_looked_at_only_before_the_horizon(table: Table, clocked: Clock
     reader = open_table(store, clock)
     claims = clocked.location.keys.claims_prefix
 
-    def asked() -> list[Request]:
-        return [r for r in store.requests if r.keys[0].startswith(claims)]
+    def requests() -> list[str]:
+        return [r.kind for r in store.requests if r.keys[0].startswith(claims)]
 
     reader.snapshot()
     reader.snapshot(as_of=clock.now_ms())
-    assert asked() == []
+    assert requests() == []
     reader.snapshot(as_of=pin.as_of_ms)
-    assert [r.kind for r in asked()] == ["list", "get"]
+    assert requests() == ["list", "get"]
 
 
 # ------------------------------------------------------------------------------------ interleavings
 
 
-class Story:
-    """A table, dropped whole some time ago, that one actor pins at a time before while another cleans up."""
+class PinnedDrop:
+    """A table whose rows were dropped. One actor pins an earlier time while another cleans up."""
 
     def __init__(self, dropped_ms_ago: int) -> None:
         self.clock = ManualClock()
@@ -359,16 +310,26 @@ class Story:
         self.clock.set(table.handle.read().newest_ms + dropped_ms_ago)
         self.saved = SavedState(self.base, self.clock)
 
-    def begin(self) -> None:
-        self.saved.restore()
+    def clean_up(self, after_ms: int) -> None:
+        self.clock.advance(after_ms)
+        self.actor(self.base, MINUTE_MS).cleanup()
+
+    def pin(self, sleep_ms: int, outcome: list[bool]) -> None:
+        """Pin, note whether it succeeded, and advance the clock."""
+        try:
+            self.actor(self.base, -MINUTE_MS).pin("x", self.as_of)
+            outcome.append(True)
+        except SnapshotExpired:
+            outcome.append(False)
+        self.clock.advance(sleep_ms)
 
     def check(self, pinned: bool, what: object) -> None:
-        """A pinned time is whole, for good; of one that was refused nothing is left. Never a part of the truth."""
+        """Check that a pinned time stays whole, and that nothing of a rejected pin remains."""
         for _ in range(3):
             try:
                 snapshot = open_table(self.base, self.clock).snapshot(as_of=self.as_of)
                 assert snapshot.rows == len(FULL), what
-                assert {p.key for p in snapshot.parts} <= set(data(self.base)) or not pinned, what
+                assert {p.key for p in snapshot.parts} <= data_keys(self.base) or not pinned, what
             except SnapshotExpired:
                 assert not pinned, what
             check_sound(self.base)
@@ -385,20 +346,14 @@ AGES_MS = [0, 45 * MINUTE_MS, 51 * MINUTE_MS, 54 * MINUTE_MS, 58 * MINUTE_MS, HO
 
 @pytest.mark.long
 @pytest.mark.parametrize("age_ms", AGES_MS)
-def test_a_cleanup_at_any_moment_of_a_pin_takes_nothing_that_was_promised(age_ms: int) -> None:
-    story = Story(age_ms)
+def test_a_cleanup_at_any_request_of_a_pin_deletes_no_pinned_part(age_ms: int) -> None:
+    story = PinnedDrop(age_ms)
     kept = refused = 0
     for sleep_ms in (0, 4 * MINUTE_MS, 10 * MINUTE_MS, HOUR_MS):
         for number in range(2, 12):
-            story.begin()
+            story.saved.restore()
             store = FaultyStore(story.base)
-
-            def between(request: Request, number: int = number, sleep_ms: int = sleep_ms) -> None:
-                if request.number == number:
-                    story.clock.advance(sleep_ms)
-                    story.actor(story.base, MINUTE_MS).cleanup()
-
-            store.before = between
+            act_before(store, partial(story.clean_up, sleep_ms), number=number)
             try:
                 story.actor(store, -MINUTE_MS).pin("x", story.as_of)
             except (SnapshotExpired, CommitTimedOut):
@@ -411,50 +366,32 @@ def test_a_cleanup_at_any_moment_of_a_pin_takes_nothing_that_was_promised(age_ms
 
 
 @pytest.mark.parametrize("age_ms", AGES_MS)
-def test_a_pin_at_any_moment_of_a_cleanup_is_kept_or_refused(age_ms: int) -> None:
-    story = Story(age_ms)
+def test_a_pin_at_any_request_of_a_cleanup_is_kept_or_rejected(age_ms: int) -> None:
+    story = PinnedDrop(age_ms)
     for sleep_ms in (0, 20 * MINUTE_MS):
         for number in range(2, 25):
-            story.begin()
+            story.saved.restore()
             store = FaultyStore(story.base)
             outcome: list[bool] = []
-
-            def between(
-                request: Request, number: int = number, sleep_ms: int = sleep_ms, outcome: list[bool] = outcome
-            ) -> None:
-                if request.number == number:
-                    try:
-                        story.actor(story.base, -MINUTE_MS).pin("x", story.as_of)
-                        outcome.append(True)
-                    except SnapshotExpired:
-                        outcome.append(False)
-                    story.clock.advance(sleep_ms)
-
-            store.before = between
-            with contextlib.suppress(IceDBError):  # one that slept too long may lose its claim
+            act_before(store, partial(story.pin, sleep_ms, outcome), number=number)
+            with contextlib.suppress(IceDBError):  # a cleanup that slept too long may lose its claim
                 story.actor(store, MINUTE_MS).cleanup()
             if not outcome:
-                break  # the cleanup needs no more requests
+                break  # the cleanup makes no more requests
             story.check(outcome[0], (sleep_ms, number))
 
 
 @pytest.mark.parametrize("sleep_ms", [0, 10 * MINUTE_MS, HOUR_MS])
 @pytest.mark.parametrize("age_ms", [0, 51 * MINUTE_MS])
-def test_a_pin_whose_process_dies_at_any_request_is_valid_for_all_or_for_nobody(age_ms: int, sleep_ms: int) -> None:
-    # It slept before its put, a cleanup ran, it put the pin, and died before it could look again.
-    story = Story(age_ms)
+def test_a_pin_whose_process_crashes_is_valid_for_all_readers_or_none(age_ms: int, sleep_ms: int) -> None:
+    # A cleanup runs before the put, and the process dies before it checks the pin.
+    story = PinnedDrop(age_ms)
     for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
         for number in range(2, 12):
-            story.begin()
+            story.saved.restore()
             store = FaultyStore(story.base)
             store.inject(fault, number=number)
-
-            def between(request: Request) -> None:
-                if request.kind == "create" and "pin-" in request.keys[0]:
-                    story.clock.advance(sleep_ms)
-                    story.actor(story.base, MINUTE_MS).cleanup()
-
-            store.before = between
+            act_before(store, partial(story.clean_up, sleep_ms), kind="create", key="pin-")
             with contextlib.suppress(Crash, SnapshotExpired, CommitTimedOut):
                 story.actor(store, -MINUTE_MS).pin("x", story.as_of)
             reader = story.actor(story.base)
@@ -464,8 +401,8 @@ def test_a_pin_whose_process_dies_at_any_request_is_valid_for_all_or_for_nobody(
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
-def test_a_cleanup_that_stops_at_any_request_leaves_what_is_pinned(fault: Fault) -> None:
-    story = Story(0)
+def test_a_cleanup_that_fails_at_any_request_keeps_pinned_parts(fault: Fault) -> None:
+    story = PinnedDrop(0)
     table = story.actor(story.base)
     table.pin("x", story.as_of)
     table.merge()
@@ -479,81 +416,61 @@ def test_a_cleanup_that_stops_at_any_request_leaves_what_is_pinned(fault: Fault)
     requests = len(counting.requests)
     assert requests > 12
     for number in range(2, requests + 1):
-        story.begin()
+        story.saved.restore()
         store = FaultyStore(story.base)
         store.inject(fault, number=number)
         with contextlib.suppress(Crash, IceDBError):
             story.actor(store).cleanup()
         story.check(True, number)
         state = check_sound(story.base)
-        # What it put to compare the clocks is an orphan, and empty.
-        assert len([key for key in data(story.base) if story.base.objects[key].body]) == 7
+        # The object that compared the clocks is an orphan, and empty.
+        assert len([key for key in data_keys(story.base) if story.base.objects[key].body]) == 7
         assert len([m for m in state.parts.values() if m.tombstoned_ms]) == 6, "no dead marker but the pinned ones"
 
 
-def test_a_marker_that_a_pin_needs_is_never_forgotten(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    # A cleanup with hardly any grace has deleted the objects already when somebody pins, against all advice: the
-    # snapshot is lost, but nobody is told a part of the truth.
+def filled_and_dropped(table: Table, clock: ManualClock, *, merge: bool = False) -> int:
+    """Fill the table, and drop a partition a second later. Return the time before the drop."""
     fill(table)
-    as_of = table.snapshot().as_of_ms
+    if merge:
+        table.merge()
+    as_of = table.handle.read().newest_ms
     clock.advance(1_000)
     table.drop_partitions(["k=0"])
     clock.advance(1_000)
+    return as_of
+
+
+def test_a_pinned_marker_is_never_forgotten(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    # Without a grace period, the objects are deleted already when the pin is put. Readers get an error, not some rows.
+    as_of = filled_and_dropped(table, clock)
     store = FaultyStore(clocked)
-
-    def pin_after_the_deletion(request: Request) -> None:
-        if request.kind == "delete" and "_data/k=" in request.keys[0] and not table.pins():
-            table.pin("against-advice", as_of)
-
-    store.after = pin_after_the_deletion
+    act_after(store, lambda: table.pin("against-advice", as_of), kind="delete", key="_data/k=")
     report = open_table(store, clock).cleanup(grace_ms=0, allow_short_grace=True)
     assert len(report.deleted_parts) == 3
     assert report.forgotten == 0
     assert len(table.snapshot(as_of=as_of).parts) == 6
     with pytest.raises(SnapshotExpired):
-        rows(table, as_of)
+        numbers(table, as_of)
 
 
-def test_a_pin_is_heeded_by_a_cleanup_that_has_planned_already(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    # With hardly any grace, nothing but the second look at the pins, right before parts are deleted, saves them.
-    fill(table)
-    table.merge()
-    as_of = table.handle.read().newest_ms
-    clock.advance(1_000)
-    table.drop_partitions(["k=0"])
-    clock.advance(1_000)
+def test_a_cleanup_respects_a_pin_put_after_its_plan(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    # Without a grace period, only the second listing of pins, right before parts are deleted, saves them.
+    as_of = filled_and_dropped(table, clock, merge=True)
     store = FaultyStore(clocked)
-
-    def pin_before_the_deletion(request: Request) -> None:
-        if request.kind == "delete" and "_log/" in request.keys[0] and not table.pins():
-            table.pin("just-in-time", as_of)
-
-    store.before = pin_before_the_deletion
+    act_before(store, lambda: table.pin("just-in-time", as_of), kind="delete", key="_log/")
     report = open_table(store, clock).cleanup(grace_ms=0, allow_short_grace=True)
     assert len(report.deleted_parts) == 6
     assert report.kept_for_pins == 1
-    assert rows(table, as_of) == FULL
+    assert numbers(table, as_of) == FULL
     check_sound(clocked)
 
 
-def test_a_pin_is_refused_when_what_it_needs_went_before_the_store_had_it(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    # A cleanup with hardly any grace, against all advice, between the pin's look at the log and its put.
-    fill(table)
-    as_of = table.handle.read().newest_ms
-    clock.advance(1_000)
-    table.drop_partitions(["k=0"])
-    clock.advance(1_000)
+def test_a_pin_of_deleted_parts_is_rejected(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    # A cleanup without a grace period runs between the pin's listing of the log and its put.
+    as_of = filled_and_dropped(table, clock)
     store = FaultyStore(clocked)
-
-    def clean_up(request: Request) -> None:
-        if request.kind == "create" and "pin-" in request.keys[0]:
-            table.cleanup(grace_ms=0, allow_short_grace=True)
-
-    store.before = clean_up
+    clean_up = partial(table.cleanup, grace_ms=0, allow_short_grace=True)
+    act_before(store, clean_up, kind="create", key="pin-")
     with pytest.raises(SnapshotExpired):
         open_table(store, clock).pin("x", as_of)
     assert table.pins() == []

@@ -1,9 +1,10 @@
-"""A restore makes the table what it was, in one commit, or changes nothing."""
+"""Restores: one commit gives the table its earlier rows, or nothing changes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,51 +14,33 @@ from icedb import Table
 from icedb.errors import CommitTimedOut, IceDBError, InvalidOption, SnapshotExpired, StoreUnavailable
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
-from icedb.format.replay import TableState
+from icedb.format.replay import live_markers
 from icedb.format.timing import HOUR_MS, MINUTE_MS
-from icedb.operations.retention.restore import plan_restore
-from icedb.testing import (
-    ClockedStore,
-    Fault,
-    FaultyStore,
-    ManualClock,
-    Request,
-    check_sound,
-    create_table,
-    open_table,
-)
+from icedb.operations.retention.restore import RestorePlan, plan_restore
+from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
+from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.fault_walk import SavedState, attempts, only_live_parts_stay
+from tests.support.tables.numbered_rows import FULL, data_keys, fill, numbers
 from tests.support.tables.plain_table import live_numbers
 
-FULL = [0, 1, 10, 11, 20, 21]
 
-
-@pytest.fixture
-def table(clocked: ClockedStore, clock: ManualClock) -> Table:
-    return create_table(clocked, clock, partition_by=["k"], sort_by=["n"])
-
-
-def fill(table: Table, batches: int = 3) -> None:
-    for n in range(batches):
-        table.insert([{"k": k, "n": 10 * n + k} for k in range(2)])
-
-
-def rows(table: Table, as_of: int | None = None) -> list[int]:
-    return [n for (n,) in table.query("SELECT n FROM t ORDER BY n", as_of=as_of).fetchall()]
-
-
-def data(store: ClockedStore) -> set[str]:
-    return {i.key for i in store.list(store.location.keys.data_prefix)}
-
-
-def live(state: TableState) -> set[str]:
-    return {m.key for m in state.live}
+def planned(table: Table, as_of_ms: int) -> RestorePlan:
+    state = table.handle.read()
+    return plan_restore(state, as_of_ms, live_markers(state, as_of_ms))
 
 
 def moment(table: Table, clock: ManualClock) -> int:
-    """A time to return to: all that comes next is later."""
+    """Return the time of the newest commit, and advance the clock beyond it."""
     as_of = table.handle.read().newest_ms
     clock.set(max(clock.now_ms(), as_of) + MINUTE_MS)
+    return as_of
+
+
+def filled_and_dropped(table: Table, clock: ManualClock, partitions: str | list[str]) -> int:
+    """Fill the table, then drop partitions. Return a time between the two."""
+    fill(table)
+    as_of = moment(table, clock)
+    table.drop_partitions(partitions)
     return as_of
 
 
@@ -80,31 +63,28 @@ def test_a_mistake_is_undone(place: Any, mistake: str) -> None:
     before = table.snapshot(as_of=as_of)
     MISTAKES[mistake](table)
     after = table.handle.read().newest_ms
-    wrong = rows(table)
+    wrong = numbers(table)
     planned = table.restore(as_of, dry_run=True)
     assert not planned.commit.committed
-    assert rows(table) == wrong
+    assert numbers(table) == wrong
     report = table.restore(as_of)
-    assert rows(table) == rows(Table.open(place.uri, storage_options=place.storage_options)) == FULL
+    assert numbers(table) == numbers(Table.open(place.uri, storage_options=place.storage_options)) == FULL
     assert report.commit.committed
     assert not report.dry_run
-    assert (report.restored, report.tombstoned) == (planned.restored, tuple(planned.tombstoned)) or (
-        {p.key for p in report.restored} == {p.key for p in planned.restored}
-        and {p.key for p in report.tombstoned} == {p.key for p in planned.tombstoned}
-    )
+    assert {p.key for p in report.restored} == {p.key for p in planned.restored}
+    assert {p.key for p in report.tombstoned} == {p.key for p in planned.tombstoned}
     assert (report.rows, report.bytes) == (planned.rows, planned.bytes) == (report.commit.rows, report.commit.bytes)
-    # What was never touched keeps its key; what was, has a new one.
+    # Parts that no commit touched keep their keys.
     kept = {p.key for p in before.parts} - {p.key for p in report.restored}
     assert kept == {p.key for p in before.parts} & {p.key for p in table.snapshot().parts}
-    assert rows(table, as_of) == FULL
-    assert rows(table, after) == wrong
+    assert numbers(table, as_of) == FULL
+    assert numbers(table, after) == wrong
     assert not table.restore(as_of).commit.committed, "there is nothing left to do"
-    # And it can be undone itself.
     table.restore(after)
-    assert rows(table) == wrong
+    assert numbers(table) == wrong
 
 
-def test_a_copied_part_keeps_what_its_marker_says(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_copied_part_keeps_the_values_of_its_marker(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     as_of = moment(table, clock)
     before = table.handle.read().live
@@ -123,9 +103,7 @@ def test_a_copied_part_keeps_what_its_marker_says(table: Table, clocked: Clocked
     check_sound(clocked)
 
 
-def test_the_part_of_a_program_that_knows_no_digests_comes_back_too(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_a_part_without_a_digest_is_restored(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table, 1)
     [old, _] = table.handle.read().live
     keys = clocked.location.keys
@@ -139,13 +117,11 @@ def test_the_part_of_a_program_that_knows_no_digests_comes_back_too(
     report = table.restore(as_of)
     assert report.rows is None
     assert len(report.restored) == 3
-    assert rows(table) == [0, 0, 1]
+    assert numbers(table) == [0, 0, 1]
     check_sound(clocked)
 
 
-def test_parts_without_digests_never_stand_for_each_other(
-    clocked: ClockedStore, clock: ManualClock, table: Table
-) -> None:
+def test_parts_without_digests_are_never_equal(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
     keys, t = clocked.location.keys, clock.now_ms()
     old, new = (keys.part("k=0", name) for name in ("old", "new"))
     for at, marker in [
@@ -154,75 +130,44 @@ def test_parts_without_digests_never_stand_for_each_other(
         (t + 3, Marker(new, 1, t + 3)),
     ]:
         clocked.create(keys.log_file(at, merged=False, writer="v3"), encode(LogFile(at, {}, (marker,))))
-    plan = plan_restore(table.handle.read(), t + 1)
+    plan = planned(table, t + 1)
     assert ([m.key for m in plan.back], [m.key for m in plan.gone]) == ([old], [new])
 
 
-def test_what_a_plain_append_adds_meanwhile_survives(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=0"])
+def test_rows_appended_during_a_restore_survive(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    as_of = filled_and_dropped(table, clock, ["k=0"])
     table.insert([{"k": 0, "n": 77}])
     store = FaultyStore(clocked)
-
-    def append(request: Request) -> None:
-        if request.kind == "create" and "epoch-" in request.keys[0]:
-            table.insert([{"k": 0, "n": 88}])
-
-    store.before = append
+    act_before(store, lambda: table.insert([{"k": 0, "n": 88}]), kind="create", key="epoch-")
     open_table(store, clock).restore(as_of)
-    assert rows(table) == [*FULL, 88]
+    assert numbers(table) == [*FULL, 88]
     check_sound(clocked)
 
 
-def test_a_restore_that_lost_the_race_uses_its_copies_again(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=0"])
+def test_a_restore_reuses_its_copies_after_a_conflict(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    as_of = filled_and_dropped(table, clock, ["k=0"])
     store = FaultyStore(clocked)
-    raced: list[object] = []
-
-    def other_commit(request: Request) -> None:
-        if request.kind == "create" and "epoch-" in request.keys[0] and not raced:
-            raced.append(table.drop_partitions(["k=1"]))
-
-    store.before = other_commit
+    act_before(store, lambda: table.drop_partitions(["k=1"]), kind="create", key="epoch-")
     report = open_table(store, clock).restore(as_of)
     assert store.counts["copy"] == len(report.restored) == 6
-    assert rows(table) == FULL
+    assert numbers(table) == FULL
     state = check_sound(clocked)
-    assert data(clocked) == set(state.parts), "no orphan"
+    assert data_keys(clocked) == set(state.parts), "no orphan"
 
 
-def test_copies_that_another_restore_made_useless_are_deleted(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=0"])
+def test_unused_copies_are_deleted_after_a_lost_epoch(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    as_of = filled_and_dropped(table, clock, ["k=0"])
     store = FaultyStore(clocked)
-    raced: list[object] = []
-
-    def the_same(request: Request) -> None:
-        if request.kind == "create" and "epoch-" in request.keys[0] and not raced:
-            raced.append(table.restore(as_of))
-
-    store.before = the_same
+    act_before(store, lambda: table.restore(as_of), kind="create", key="epoch-")
     report = open_table(store, clock).restore(as_of)
     assert not report.commit.committed
     assert (report.restored, report.rows, report.tombstoned) == ((), 0, ())
-    assert rows(table) == FULL
-    assert data(clocked) == set(check_sound(clocked).parts)
+    assert numbers(table) == FULL
+    assert data_keys(clocked) == set(check_sound(clocked).parts)
 
 
-def test_a_part_that_cleanup_took_means_that_nothing_is_restored(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=0"])
+def test_a_restore_with_a_missing_part_changes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    as_of = filled_and_dropped(table, clock, ["k=0"])
     gone = min(m.key for m in table.handle.read().parts.values() if m.tombstoned_ms)
     clocked.delete([gone])
     before = dict(clocked.objects)
@@ -230,12 +175,10 @@ def test_a_part_that_cleanup_took_means_that_nothing_is_restored(
         table.restore(as_of)
     assert gone in str(caught.value)
     assert clocked.objects == before
-    assert rows(table) == [1, 11, 21]
+    assert numbers(table) == [1, 11, 21]
 
 
-def test_a_time_before_the_horizon_is_refused_unless_it_is_pinned(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_only_a_pinned_time_is_restored_after_cleanup(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table, 1)
     early = moment(table, clock)
     fill(table, 2)
@@ -255,15 +198,15 @@ def test_a_time_before_the_horizon_is_refused_unless_it_is_pinned(
         table.restore(early, dry_run=True)
     assert clocked.objects == before
     assert len(table.restore(as_of).restored) == 6
-    assert rows(table) == [0, 0, 1, 1, 10, 11]
+    assert numbers(table) == [0, 0, 1, 1, 10, 11]
     table.unpin("kept")
     with pytest.raises(SnapshotExpired):
         table.restore(as_of)
-    assert rows(table) == [0, 0, 1, 1, 10, 11]
+    assert numbers(table) == [0, 0, 1, 1, 10, 11]
     check_sound(clocked)
 
 
-def test_a_time_to_come_is_refused(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_time_in_the_future_is_rejected(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     fill(table)
     clock.advance(MINUTE_MS)
     before = dict(clocked.objects)
@@ -276,7 +219,7 @@ def test_a_time_to_come_is_refused(table: Table, clocked: ClockedStore, clock: M
     assert clocked.objects == before
 
 
-def test_a_table_can_be_restored_to_emptiness(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+def test_a_restore_to_an_empty_table_must_be_allowed(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     as_of = clock.now_ms()
     clock.advance(MINUTE_MS)
     fill(table)
@@ -293,51 +236,43 @@ def test_a_table_can_be_restored_to_emptiness(table: Table, clocked: ClockedStor
     check_sound(clocked)
 
 
-def test_equal_parts_stand_for_each_other_as_often_as_there_are(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_equal_parts_replace_each_other_one_by_one(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     for _ in range(3):
         table.insert([{"k": 0, "n": 1}])
     as_of = moment(table, clock)
     table.drop_partitions("true")
     table.insert([{"k": 0, "n": 1}])
     clock.advance(1_000)
-    plan = plan_restore(table.handle.read(), as_of)
+    plan = planned(table, as_of)
     assert (len(plan.back), plan.gone) == (2, ())
     table.restore(as_of)
-    assert rows(table) == [1, 1, 1]
+    assert numbers(table) == [1, 1, 1]
     for _ in range(3):
         table.insert([{"k": 0, "n": 1}])
-    assert len(plan_restore(table.handle.read(), as_of).gone) == 3
+    assert len(planned(table, as_of).gone) == 3
     table.restore(as_of)
-    assert rows(table) == [1, 1, 1]
+    assert numbers(table) == [1, 1, 1]
 
 
 def test_copies_that_are_too_old_are_not_published(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=0"])
+    as_of = filled_and_dropped(table, clock, ["k=0"])
     store = FaultyStore(clocked)
-    store.after = lambda r: clock.advance(5 * HOUR_MS) if r.kind == "copy" else None
+    act_after(store, lambda: clock.advance(5 * HOUR_MS), kind="copy", times=3)
     with pytest.raises(CommitTimedOut):
         open_table(store, clock).restore(as_of)
-    assert rows(table) == [1, 11, 21]
+    assert numbers(table) == [1, 11, 21]
 
 
-def test_a_store_that_fails_to_copy_leaves_nothing_behind(
-    table: Table, clocked: ClockedStore, clock: ManualClock
-) -> None:
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions("true")
-    before = data(clocked)
+def test_failed_copies_leave_no_part(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    as_of = filled_and_dropped(table, clock, "true")
+    before = data_keys(clocked)
     for fault in (Fault.FAIL, Fault.LOSE_RESPONSE):
         store = FaultyStore(clocked)
         store.inject(fault, kind="copy")
         with pytest.raises(StoreUnavailable):
             open_table(store, clock).restore(as_of)
-        assert data(clocked) == before
-        assert rows(table) == []
+        assert data_keys(clocked) == before
+        assert numbers(table) == []
 
 
 @pytest.mark.long
@@ -345,7 +280,7 @@ def test_a_store_that_fails_to_copy_leaves_nothing_behind(
     "fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]
 )
 @pytest.mark.parametrize("expected", [FULL, []])
-def test_a_restore_that_stops_at_any_request_is_whole_or_not_there(fault: Fault, expected: list[int]) -> None:
+def test_a_restore_that_fails_at_any_request_is_atomic(fault: Fault, expected: list[int]) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)
     table = create_table(base, clock, partition_by=["k"], sort_by=["n"])
@@ -369,46 +304,35 @@ def test_a_restore_that_stops_at_any_request_is_whole_or_not_there(fault: Fault,
 
 @pytest.mark.long
 @pytest.mark.parametrize("age_ms", [0, 59 * MINUTE_MS, HOUR_MS])
-def test_a_cleanup_at_any_moment_of_a_restore_loses_nothing_that_was_restored(age_ms: int) -> None:
+def test_a_cleanup_at_any_request_of_a_restore_loses_no_row(age_ms: int) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)
     table = create_table(base, clock, partition_by=["k"], sort_by=["n"])
-    fill(table)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=1"])
+    as_of = filled_and_dropped(table, clock, ["k=1"])
     clock.set(table.handle.read().newest_ms + age_ms)
     saved = SavedState(base, clock)
     for number in range(2, 16):
         for sleep_ms in (0, 2 * MINUTE_MS, 2 * HOUR_MS):
             saved.restore()
             store = FaultyStore(base)
-
-            def between(request: Request, number: int = number, sleep_ms: int = sleep_ms) -> None:
-                if request.number == number:
-                    clock.advance(sleep_ms)
-                    open_table(base, clock).cleanup()
-
-            store.before = between
+            cleanup = partial(_clean_up_later, base, clock, sleep_ms)
+            act_before(store, cleanup, number=number)
             done = False
             with contextlib.suppress(IceDBError):
                 open_table(store, clock).restore(as_of)
                 done = True
-            wanted = [FULL] if done else [FULL, [0, 10, 20]]
-            assert live_numbers(base) in wanted, (number, sleep_ms)
+            assert live_numbers(base) in ([FULL] if done else [FULL, [0, 10, 20]]), (number, sleep_ms)
 
 
-def test_a_restore_that_copies_for_hours_succeeds(clocked: ClockedStore, clock: ManualClock) -> None:
-    fill(create_table(clocked, clock, partition_by=["k"], sort_by=["n"]))
+def _clean_up_later(base: ClockedStore, clock: ManualClock, sleep_ms: int) -> None:
+    clock.advance(sleep_ms)
+    open_table(base, clock).cleanup()
+
+
+def test_a_restore_that_copies_for_hours_succeeds(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
+    as_of = filled_and_dropped(table, clock, ["k=0"])
     store = FaultyStore(clocked)
-    table = open_table(store, clock)
-    as_of = moment(table, clock)
-    table.drop_partitions(["k=0"])
-
-    def slow(request: Request) -> None:
-        if request.kind == "copy":
-            clock.advance(HOUR_MS)
-
-    store.after = slow
-    assert len(table.restore(as_of).restored) == 3
-    assert rows(table) == FULL
+    act_after(store, lambda: clock.advance(HOUR_MS), kind="copy", times=3)
+    assert len(open_table(store, clock).restore(as_of).restored) == 3
+    assert numbers(table) == FULL
     assert [f for f in check_sound(clocked).files.values() if f.file.void] == []

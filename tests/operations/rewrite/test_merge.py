@@ -25,18 +25,10 @@ from icedb.format.timing import HOUR_MS
 from icedb.operations.rewrite.merge import merge, plan_merge
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
 from icedb.sql.connections import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, memory_bytes_default
-from icedb.testing import (
-    ClockedStore,
-    Crash,
-    Fault,
-    FaultyStore,
-    ManualClock,
-    Request,
-    check_sound,
-    create_table,
-    open_table,
-)
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
 from icedb.transaction.table_handle import Handle
+from tests.support.object_stores.interruptions import act_before
+from tests.support.tables.numbered_rows import data_keys
 
 BIG = 100
 
@@ -66,7 +58,7 @@ def test_an_output_stays_below_twice_the_size_and_a_part_alone_is_left(parts: li
 
 @pytest.mark.long
 @given(live_parts())
-def test_merging_comes_to_an_end(parts: list[Part]) -> None:
+def test_repeated_merges_end(parts: list[Part]) -> None:
     for _ in range(10):
         plan = plan_merge(parts, part_bytes_max=BIG)
         if not plan.groups:
@@ -79,9 +71,7 @@ def test_merging_comes_to_an_end(parts: list[Part]) -> None:
 
 
 @given(live_parts(), st.integers(2, 10), st.integers(1, 4 * BIG), st.sampled_from(["newest", "oldest"]))
-def test_a_call_stays_within_its_budget_and_says_what_remains(
-    parts: list[Part], parts_max: int, bytes_max: int, order: Any
-) -> None:
+def test_a_call_stays_within_its_budget(parts: list[Part], parts_max: int, bytes_max: int, order: Any) -> None:
     every = plan_merge(parts, part_bytes_max=BIG, input_parts_max=parts_max)
     plan = plan_merge(parts, part_bytes_max=BIG, input_parts_max=parts_max, input_bytes_max=bytes_max, order=order)
     assert len(plan.groups) + plan.remaining == len(every.groups) + every.remaining
@@ -93,7 +83,7 @@ def test_a_call_stays_within_its_budget_and_says_what_remains(
 
 @pytest.mark.long
 @given(live_parts())
-def test_the_order_says_whose_groups_come_first(parts: list[Part]) -> None:
+def test_the_order_determines_which_groups_come_first(parts: list[Part]) -> None:
     def ages(order: Any) -> list[int]:
         return [max(p.created_ms for p in g.inputs) for g in plan_merge(parts, part_bytes_max=BIG, order=order).groups]
 
@@ -178,7 +168,7 @@ def test_partition_columns_are_not_written_into_parts(local: Any) -> None:
     assert list(contents(table, part)[0]) == ["n"]
 
 
-def test_a_merged_part_says_rows_and_statistics(memory: Any) -> None:
+def test_a_merged_part_has_its_row_count_and_statistics(memory: Any) -> None:
     table = make(memory, sort_by=["at", "s"])
     for hour in (1, 2):
         table.insert([{"at": datetime(2026, 1, 1, hour, tzinfo=UTC), "s": None}, {"at": None, "s": "x"}])
@@ -191,7 +181,7 @@ def test_a_merged_part_says_rows_and_statistics(memory: Any) -> None:
     }
 
 
-def test_a_budget_leaves_the_rest_for_the_next_call(memory: Any) -> None:
+def test_the_next_call_merges_the_rest(memory: Any) -> None:
     table = make(memory, partition_by=["k"])
     for _ in range(2):
         table.insert([{"k": k} for k in range(5)])
@@ -202,7 +192,7 @@ def test_a_budget_leaves_the_rest_for_the_next_call(memory: Any) -> None:
     assert len(table.snapshot().parts) == 5
 
 
-def test_a_dry_run_says_what_the_merge_then_does_and_only_reads(memory: Any) -> None:
+def test_a_dry_run_reports_the_merge_and_only_reads(memory: Any) -> None:
     table = make(memory, partition_by=["k"])
     for _ in range(2):
         table.insert([{"k": k, "n": n} for k in range(3) for n in range(10)])
@@ -233,39 +223,24 @@ def test_a_plain_append_during_a_merge_stays(clocked: ClockedStore, clock: Manua
     for n in range(2):
         other.insert([{"a": n}])
     store = FaultyStore(clocked)
-    merger = open_table(store, clock)
-
-    def append(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch" in request.keys[0]:
-            other.insert([{"a": 9}])
-
-    store.before = append
-    assert merger.merge().merged_parts == 2
+    act_before(store, lambda: other.insert([{"a": 9}]), kind="create", key="_claims/epoch")
+    assert open_table(store, clock).merge().merged_parts == 2
     assert sorted(other.query("SELECT a FROM t").fetchall()) == [(0,), (1,), (9,)]
     check_sound(clocked)
 
 
-def test_groups_that_lost_an_input_are_dropped_and_the_others_committed_without_rewriting(
-    clocked: ClockedStore, clock: ManualClock
-) -> None:
+def test_groups_without_lost_inputs_are_committed(clocked: ClockedStore, clock: ManualClock) -> None:
     create_table(clocked, clock, partition_by=["k"])
     other = open_table(clocked, clock)
     for n in range(2):
         other.insert([{"k": k, "n": n} for k in range(3)])
     store = FaultyStore(clocked)
-
-    def drop_once(request: Request) -> None:
-        if request.kind == "create" and "_claims/epoch" in request.keys[0]:
-            store.before = None
-            other.drop_partitions(["k=1"])
-
-    store.before = drop_once
+    act_before(store, lambda: other.drop_partitions(["k=1"]), kind="create", key="_claims/epoch")
     report = open_table(store, clock).merge()
     assert (report.merged_parts, report.new_parts, report.dropped_groups, report.rows) == (4, 2, 1, 4)
     written = [r for r in store.requests if r.kind == "create" and "_data/" in r.keys[0]]
     assert len(written) == 3, "each group was written once"
-    state = check_sound(clocked)
-    assert {i.key for i in clocked.list(clocked.location.keys.data_prefix)} == state.parts.keys()
+    assert data_keys(clocked) == check_sound(clocked).parts.keys()
     assert other.query("SELECT k, count(*) FROM t GROUP BY 1 ORDER BY 1").fetchall() == [(0, 2), (2, 2)]
 
 
@@ -285,9 +260,7 @@ def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_merge_that_does_not_fit_into_memory_spills_and_succeeds(
-    local: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_merge_larger_than_memory_spills_to_disk(local: Any, caplog: pytest.LogCaptureFixture) -> None:
     table = make(local, sort_by=["n"])
     for seed in range(3):
         values = f"hash(i + {seed}) AS n, repeat(md5((i + {seed})::VARCHAR), 4) AS s"
@@ -298,9 +271,8 @@ def test_a_merge_that_does_not_fit_into_memory_spills_and_succeeds(
     assert table.merge(memory_bytes=MEMORY_BYTES_MIN).rows == 2_400_000
     assert table.query("SELECT count(*), sum(hash(n, s)) FROM t").fetchall() == before
     assert table.query("SELECT bool_and(n >= p) FROM (SELECT n, lag(n) OVER () p FROM t)").fetchall() == [(True,)]
-    said = [r.getMessage() for r in caplog.records]
-    assert any("merging 1 groups" in line for line in said)
-    assert any("rewrite 1 of 1 is written: 3 parts" in line for line in said)
+    for message in ("merging 1 groups", "rewrite 1 of 1 is written: 3 parts"):
+        assert message in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -313,7 +285,7 @@ def test_a_merge_that_does_not_fit_into_memory_spills_and_succeeds(
         {"input_bytes_max": -1},
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(memory: Any, options: Any) -> None:
+def test_an_invalid_option_is_rejected(memory: Any, options: Any) -> None:
     table = make(memory)
     for n in range(2):
         table.insert([{"a": n}])
@@ -322,7 +294,7 @@ def test_an_option_that_makes_no_sense_is_refused(memory: Any, options: Any) -> 
     assert len(table.snapshot().parts) == 2
 
 
-def test_the_default_memory_is_half_of_what_there_is_within_bounds() -> None:
+def test_the_default_memory_is_within_bounds() -> None:
     assert MEMORY_BYTES_MIN <= memory_bytes_default() <= MEMORY_BYTES_MAX
 
 
@@ -343,8 +315,7 @@ def test_a_partition_that_a_rewriter_empties_is_only_tombstoned(clocked: Clocked
 def test_parts_of_a_log_file_from_far_ahead_are_left_alone(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock)
     table.insert([{"a": 0}])
-    other = open_table(clocked, clock.skewed(10 * HOUR_MS))
-    other.handle.fencing = "none"
+    other = open_table(clocked, clock.skewed(10 * HOUR_MS), fencing="none")
     ahead = {p.key for n in (1, 2) for p in other.insert([{"a": n}]).parts}
     assert not table.merge().commit.committed, "two of the three are from far ahead"
     table.insert([{"a": 3}])
@@ -358,7 +329,7 @@ def test_parts_of_a_log_file_from_far_ahead_are_left_alone(clocked: ClockedStore
 
 @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY, Fault.CRASH_AFTER])
 @pytest.mark.parametrize("discard_fails", [False, True])
-def test_a_part_that_was_not_surely_put_is_never_named(
+def test_a_part_whose_put_failed_is_never_named(
     clocked: ClockedStore, clock: ManualClock, fault: Fault, discard_fails: bool
 ) -> None:
     other = create_table(clocked, clock, partition_by=["k"])

@@ -18,31 +18,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
-from icedb.errors import (
-    IceDBError,
-    InvalidBatch,
-    InvalidQuery,
-    MissingPart,
-    SchemaConflict,
-    UnknownColumn,
-)
+from icedb.errors import IceDBError, InvalidBatch, InvalidQuery, SchemaConflict, UnknownColumn
 from icedb.format.records import Marker
 from icedb.format.table_spec import Dedup, TableSpec
-from icedb.format.timing import HOUR_MS
 from icedb.operations.rewrite.merge import carry_out, plan_merge
 from icedb.operations.rewrite.rewrite_partition import rewrite_partition, write_answer
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
 from icedb.sql.connections import MEMORY_BYTES_MIN
-from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
+from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, check_sound, open_table
 from icedb.transaction.open_table import create_handle, open_handle
 from tests.sql.test_merge_strategies import make, rows_of
-from tests.support.tables.fault_walk import attempts
+from tests.support.object_stores.interruptions import act_before
+from tests.support.tables.fault_walk import check_atomic
 
 SUMS = "SELECT k, sum(n) AS n FROM source_files GROUP BY k"
 
 
 @pytest.mark.sampled(cases=1)
-def test_the_answer_takes_the_place_of_the_rows(place: Any) -> None:
+def test_the_result_replaces_the_rows(place: Any) -> None:
     table = make(place, partition_by=("k // 10 AS tens",), sort_by=("k",), merge_query=SUMS)
     for n in (1, 2, 3):
         table.insert([{"k": k, "n": n} for k in (12, 11, 3, 12)])
@@ -61,7 +54,7 @@ def test_the_answer_takes_the_place_of_the_rows(place: Any) -> None:
     check_sound(table.handle.store)
 
 
-def test_the_relation_is_a_name_and_may_be_mentioned_as_often_as_one_likes(memory: Any) -> None:
+def test_a_query_may_name_the_relation_several_times(memory: Any) -> None:
     query = """
         WITH top AS (SELECT max(n) AS n FROM Source_Files)
         SELECT a.k, a.n, 'source_files' AS s FROM source_files AS a, top WHERE a.n = top.n
@@ -75,7 +68,7 @@ def test_the_relation_is_a_name_and_may_be_mentioned_as_often_as_one_likes(memor
 
 
 @pytest.mark.sampled(cases=1)
-def test_an_empty_answer_leaves_no_part(place: Any) -> None:
+def test_an_empty_result_leaves_no_part(place: Any) -> None:
     table = make(place, partition_by=("k",), merge_query="SELECT * FROM source_files WHERE k <> 1")
     for _ in range(2):
         table.insert([{"k": 1}, {"k": 2}])
@@ -85,7 +78,7 @@ def test_an_empty_answer_leaves_no_part(place: Any) -> None:
     check_sound(table.handle.store)
 
 
-def test_what_is_random_is_asked_once(memory: Any) -> None:
+def test_a_random_query_runs_once(memory: Any) -> None:
     table = make(
         memory, partition_by=("k",), merge_query="SELECT k, 1 + floor(random() * 1e6)::BIGINT AS n FROM source_files"
     )
@@ -128,7 +121,7 @@ def test_a_declared_column_is_filled_before_any_batch_brought_it(memory: Any) ->
 
 
 @pytest.mark.parametrize(("query", "kept"), [("", True), ("SELECT * FROM source_files", False)])
-def test_columns_that_the_table_does_not_know_are_unseen_by_queries(memory: Any, query: str, kept: bool) -> None:
+def test_columns_unknown_to_the_table_are_invisible_to_queries(memory: Any, query: str, kept: bool) -> None:
     table = make(memory, merge_query=query)
     table.insert([{"k": 1}])
     store, [foreign] = table.handle.store, table.insert([{"k": 2}]).parts
@@ -144,7 +137,7 @@ def test_columns_that_the_table_does_not_know_are_unseen_by_queries(memory: Any,
 
 
 @pytest.mark.long
-def test_a_deletion_asks_no_merge_query(memory: Any) -> None:
+def test_a_deletion_does_not_run_the_merge_query(memory: Any) -> None:
     table = make(memory, merge_query=SUMS)
     table.insert([{"k": 1, "n": 1}, {"k": 1, "n": 2}, {"k": 2, "n": 3}])
     table.delete("n = 1")
@@ -156,7 +149,7 @@ def test_a_deletion_asks_no_merge_query(memory: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["merge_query", "merging"])
-def test_partitions_that_only_paths_tell_are_visible_and_not_stored(place: Any, how: str) -> None:
+def test_path_columns_are_visible_to_queries_and_not_stored(place: Any, how: str) -> None:
     query = "SELECT DISTINCT * FROM source_files WHERE d < '2027-01-01' AND u IS NOT NULL"
     options: dict[str, Any] = {"merge_query": query} if how == "merge_query" else {"merging": Dedup(by=("n",))}
     table = make(place, path_columns={"d": "DATE", "u": "VARCHAR"}, **options)
@@ -210,10 +203,8 @@ BAD_ANSWERS: list[tuple[str, type[IceDBError], str]] = [
 
 
 @pytest.mark.parametrize(("query", "error", "message"), BAD_ANSWERS)
-def test_an_answer_that_does_not_fit_changes_nothing(
-    memory: Any, query: str, error: type[IceDBError], message: str
-) -> None:
-    table = _table_that_says(memory, query)
+def test_an_invalid_result_changes_nothing(memory: Any, query: str, error: type[IceDBError], message: str) -> None:
+    table = _table_with_query(memory, query)
     before = table.handle.store.list("")
     with pytest.raises(error, match=message) as raised:
         table.merge()
@@ -222,8 +213,8 @@ def test_an_answer_that_does_not_fit_changes_nothing(
     assert rows_of(table, "t", "k, n") == [(1, 1), (2, 2)]
 
 
-def _table_that_says(place: Any, query: str, **options: Any) -> Table:
-    """A table with a query that was not checked at creation, and two parts to merge."""
+def _table_with_query(place: Any, query: str, **options: Any) -> Table:
+    """Return a table with two parts to merge, and a query that was not checked at creation."""
     spec = TableSpec(id="test", partition_by=("k // 10 AS tens",), sort_by=("n",), merge_query=query, **options)
     plain = make(place, partition_by=spec.partition_by, sort_by=spec.sort_by)
     for n in (1, 2):
@@ -232,7 +223,7 @@ def _table_that_says(place: Any, query: str, **options: Any) -> Table:
 
 
 def test_a_fraction_without_a_rest_may_become_an_integer(memory: Any) -> None:
-    table = _table_that_says(memory, "SELECT k, (n * 2.0)::DOUBLE AS n, NULL AS s FROM source_files")
+    table = _table_with_query(memory, "SELECT k, (n * 2.0)::DOUBLE AS n, NULL AS s FROM source_files")
     table.merge()
     assert rows_of(table, "t", "k, n, s") == [(1, 2, None), (2, 4, None)]
     assert table.schema() == {"k": "BIGINT", "n": "BIGINT", "s": "VARCHAR"}
@@ -244,14 +235,14 @@ def test_required_columns_stay(memory: Any) -> None:
         ("SELECT k, n FROM source_files", "drops the column 's'"),
         ("SELECT k, n, NULL AS s FROM source_files", r"one of \['s'\] is null"),
     ):
-        table = _table_that_says(memory.below(f"q{len(query)}"), query, required=("s",))
+        table = _table_with_query(memory.below(f"q{len(query)}"), query, required=("s",))
         with pytest.raises(InvalidQuery, match=message):
             table.merge()
 
 
 @pytest.mark.long
 def test_programs_of_v3_are_only_warned(memory: Any) -> None:
-    table = _table_that_says(memory, "SELECT k, s FROM read_parquet(?, hive_partitioning=1)")
+    table = _table_with_query(memory, "SELECT k, s FROM read_parquet(?, hive_partitioning=1)")
     state = table.handle.read()
     plan = plan_merge([table.handle.part(m) for m in state.live])
     with pytest.warns(UserWarning, match=r"merge_query drops \['n'\]"):
@@ -294,15 +285,13 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("way", ["merge_query", "rewrite", "rewrite of v3"])
-def test_no_query_reaches_files_network_or_settings(
-    memory: Any, tmp_path: Path, listener: Listener, attack: str, way: str
-) -> None:
+def test_no_query_leaves_the_sandbox(memory: Any, tmp_path: Path, listener: Listener, attack: str, way: str) -> None:
     canary = tmp_path / "canary.csv"
     canary.write_text("k,n,s\n1,1,secret-of-the-host\n")
     sql = attack.format(canary=canary, folder=tmp_path, port=listener.port)
     if way == "rewrite of v3" and "?" in attack:
         return  # that is how such programs name the rows
-    table = _table_that_says(memory, sql if way == "merge_query" else "")
+    table = _table_with_query(memory, sql if way == "merge_query" else "")
     writer = partial(write_answer, lenient="v3" in way, new_columns=True)
     before = table.handle.store.list("")
     act = (
@@ -341,8 +330,8 @@ def listener() -> Iterator[Listener]:
     waiting.socket.close()
 
 
-def test_a_merging_that_somebody_wrote_by_hand_is_no_sql(memory: Any) -> None:
-    table = _table_that_says(memory, "")
+def test_a_forged_merging_strategy_is_not_run_as_sql(memory: Any) -> None:
+    table = _table_with_query(memory, "")
     store = table.handle.store
     key = store.location.keys.spec
     spec = json.loads(store.get(key).body)
@@ -377,17 +366,6 @@ def test_several_merges_share_a_small_memory(memory: Any) -> None:
     assert table.query("SELECT count(*), sum(n), min(len(s)) FROM t").fetchall() == [(rows, sum(range(rows)), 80)]
 
 
-def test_a_missing_part_is_named(place: Any) -> None:
-    table = make(place, merging=Dedup(by=("a",)))
-    table.insert([{"a": 1}])
-    part = table.insert([{"a": 2}]).parts[0]
-    if place.kind == "memory":
-        table = Table.open(place.uri)
-    table.handle.store.delete([part.key])
-    with pytest.raises(MissingPart, match=part.key):
-        table.merge()
-
-
 def test_the_engine_gets_the_query(memory: Any) -> None:
     table = make(memory, merging=Dedup(by=("k",)))
     for _ in range(2):
@@ -418,13 +396,8 @@ def world(store: ClockedStore, clock: ManualClock) -> Table:
 def test_rows_that_are_appended_during_the_merge_survive_it(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)
     store = FaultyStore(clocked)
-    left = [lambda: other.insert([{"p": 0, "k": 1}, {"p": 0, "k": 3}])]
-
-    def before(request: Request) -> None:
-        if left and request.kind == "create" and "_claims/epoch" in request.keys[0]:
-            left.pop()()
-
-    store.before = before
+    late = [{"p": 0, "k": 1}, {"p": 0, "k": 3}]
+    act_before(store, lambda: other.insert(late), kind="create", key="_claims/epoch")
     open_table(store, clock).merge()
     assert rows_of(other, "t", "p, k") == [(0, 1), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
     assert rows_of(other, "final", "p, k") == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
@@ -434,21 +407,13 @@ def test_rows_that_are_appended_during_the_merge_survive_it(clocked: ClockedStor
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
-    clock = ManualClock()
-    clocked = ClockedStore(clock)
-    other = world(clocked, clock)
-    before, after = rows_of(other, "t", "p, k"), [(p, k) for p in (0, 1) for k in (1, 2)]
-    assert len(before) == 8
-    for attempt in attempts(clocked, clock, fault, Table.merge):
-        check_sound(clocked)
-        other = open_table(clocked, clock)
-        assert rows_of(other, "t", "p, k") in ([after] if attempt.done else [before, after]), "all of it or nothing"
-        assert rows_of(other, "final", "p, k") == after
-        clock.advance(HOUR_MS)
-        attempt.deliver()
-        check_sound(clocked)
-        other.merge()
-        assert rows_of(other, "t", "p, k") == after
+    after = [(p, k) for p in (0, 1) for k in (1, 2)]
+
+    def read(table: Table) -> list[Any]:
+        assert rows_of(table, "final", "p, k") == after
+        return rows_of(table, "t", "p, k")
+
+    check_atomic(world, fault, Table.merge, read, after)
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from icedb import Table
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.operations.commits.actions import Append
-from icedb.operations.commits.log_carryover import LINES_MAX, OTHERS_MAX, calling_live
+from icedb.operations.commits.log_carryover import LINES_MAX, OTHERS_MAX, log_files_naming_live
 from icedb.operations.rewrite.merge import (
     COLD_TIER,
     PART_BYTES_MAX,
@@ -27,11 +27,12 @@ from icedb.operations.rewrite.merge import (
     plan_merge,
 )
 from icedb.operations.rewrite.rewriter import Rewrite
+from icedb.storage.parts import Part
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.testing.tables import live_to_v3_readers
 from icedb.transaction.append import append
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.table_handle import Handle, Part
+from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
 
 HOT = TieredMerge().hot_tier
@@ -84,7 +85,7 @@ def test_the_tiers_of_a_hot_partition_follow_from_how_many_parts_it_may_gather(h
 
 
 @given(st.lists(st.integers(1, 40 * MB), min_size=1, max_size=40), st.sampled_from([COLD_TIER, HOT]))
-def test_what_stays_is_few_and_is_left_alone(sizes: list[int], tier: int) -> None:
+def test_few_parts_remain_and_are_not_merged_again(sizes: list[int], tier: int) -> None:
     left = list(parts(*sizes))
     for _ in range(100):
         groups = plan(left, tier).groups
@@ -123,7 +124,7 @@ def test_each_row_is_written_once_for_each_limit_above_its_part(size: int) -> No
 # ------------------------------------------------------------------------------------------ the log
 
 
-class World:
+class TieredWorld:
     """A table whose parts have no objects."""
 
     def __init__(self) -> None:
@@ -165,14 +166,14 @@ class World:
 
 
 def test_a_merge_leaves_a_log_file_that_names_many_other_parts_and_cleanup_forgets_them_later() -> None:
-    world = World()
+    world = TieredWorld()
     many = range(2 + max(OTHERS_MAX, LINES_MAX))
     world.commit(*many)
     world.commit(0)
     before = world.live()
     assert world.merge() == 2
     state = world.handle.read()
-    assert len(calling_live(state, t_ms=world.clock.now_ms() + 1)) == 1, "the first names many others for one"
+    assert len(log_files_naming_live(state, t_ms=world.clock.now_ms() + 1)) == 1, "the first names many others for one"
     assert len(state.effective) == 2
     assert world.live() == before
     for forgotten in (1, 1):  # that of the second commit; then that which the first called live
@@ -185,7 +186,7 @@ def test_a_merge_leaves_a_log_file_that_names_many_other_parts_and_cleanup_forge
 
 
 def test_a_merge_replaces_the_log_files_that_name_little_else() -> None:
-    world = World()
+    world = TieredWorld()
     for _ in range(4):
         world.commit(0, 1, 2, 3, 4)
     before = world.live()
@@ -197,7 +198,7 @@ def test_a_merge_replaces_the_log_files_that_name_little_else() -> None:
 
 
 def test_a_cleanup_in_shares_ends_although_a_merge_left_log_files_that_call_dead_parts_live() -> None:
-    world = World()
+    world = TieredWorld()
     world.commit(*range(2 + max(OTHERS_MAX, LINES_MAX)))
     world.commit(0, 1)
     world.merge()

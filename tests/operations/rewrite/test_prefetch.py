@@ -21,9 +21,10 @@ from icedb.operations.rewrite.engine import ResourceLimits
 from icedb.operations.rewrite.prefetch import concurrent_fetches, fetch_parts
 from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader
 from icedb.storage.obstore_store import FETCH_BYTES
-from icedb.transaction.table_handle import Part
+from icedb.storage.parts import Part
 from icedb.writer.part_writer import put_part
 from tests.support.object_stores.counting_proxy import CountingProxy
+from tests.support.tables.numbered_rows import data_keys
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def proxy(s3_server: Any) -> Iterator[CountingProxy]:
 
 @pytest.fixture
 def table(s3: Any, storage_options: dict[str, str], proxy: CountingProxy) -> Table:
-    """Of two partitions, with three parts each."""
+    """A table of two partitions with three parts each."""
     options = storage_options | {"AWS_ENDPOINT_URL": proxy.endpoint}
     made = Table.create(s3.uri, partition_by=["n % 2 AS p"], sort_by=["n"], storage_options=options)
     for at in range(3):
@@ -47,49 +48,47 @@ def rows(table: Table) -> list[tuple[int, int]]:
     return table.query("SELECT n, k FROM t ORDER BY ALL").fetchall()
 
 
-def asked_of_parts(proxy: CountingProxy, parts: tuple[Part, ...]) -> list[str]:
+def requests_for_parts(proxy: CountingProxy, parts: tuple[Part, ...]) -> list[str]:
     return sorted(r.kind for r in proxy.requests for p in parts if r.path.endswith(p.key))
 
 
 @pytest.mark.s3
-def test_a_merge_asks_once_for_each_part(table: Table, proxy: CountingProxy) -> None:
+def test_a_merge_fetches_each_part_once(table: Table, proxy: CountingProxy) -> None:
     before, inputs = rows(table), tuple(table.snapshot().parts)
     proxy.reset()
     report = table.merge()
     assert (report.merged_parts, report.new_parts) == (6, 2)
-    assert asked_of_parts(proxy, inputs) == ["GET"] * 6
+    assert requests_for_parts(proxy, inputs) == ["GET"] * 6
     assert rows(table) == before
 
 
 @pytest.mark.s3
-def test_a_query_over_a_partition_asks_once_for_each_part(table: Table, proxy: CountingProxy) -> None:
+def test_a_rewrite_fetches_each_part_once(table: Table, proxy: CountingProxy) -> None:
     inputs = tuple(p for p in table.snapshot().parts if p.partition == "p=0")
     proxy.reset()
     table.rewrite_partition("p=0", "SELECT * FROM _rows WHERE p = 0 AND k > 0")
-    assert asked_of_parts(proxy, inputs) == ["GET"] * 3
+    assert requests_for_parts(proxy, inputs) == ["GET"] * 3
     assert [r for r in rows(table) if r[0] % 2 == 0] == [(n, k) for n in range(0, 10, 2) for k in (1, 2)]
 
 
 @pytest.mark.s3
-def test_a_deletion_sees_the_partition_of_what_was_fetched(table: Table) -> None:
+def test_a_deletion_uses_the_partition_of_fetched_parts(table: Table) -> None:
     table.delete("n = 4 OR (p = 1 AND k < 2)")
     assert rows(table) == [(n, k) for n in range(10) for k in range(3) if n != 4 and (n % 2 == 0 or k == 2)]
 
 
 @pytest.mark.s3
-def test_parts_that_no_file_can_be_called_after_are_read_where_they_are(
-    table: Table, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_names_are_not_fetched(table: Table, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     before, inputs = rows(table), tuple(table.snapshot().parts)
     monkeypatch.setattr(prefetch, "_NAME_BYTES_MAX", 3)
     proxy.reset()
     assert table.merge().new_parts == 2
-    assert set(asked_of_parts(proxy, inputs)) > {"GET"}
+    assert set(requests_for_parts(proxy, inputs)) > {"GET"}
     assert rows(table) == before
 
 
 @pytest.mark.s3
-def test_files_and_what_would_leave_the_folder_are_not_fetched(local: Any, s3: Any, tmp_path: Path) -> None:
+def test_local_parts_and_unsafe_keys_are_not_fetched(local: Any, s3: Any, tmp_path: Path) -> None:
     here = Table.create(local.uri)
     here.insert([{"n": 1}])
     [part] = here.snapshot().parts
@@ -104,24 +103,22 @@ def test_files_and_what_would_leave_the_folder_are_not_fetched(local: Any, s3: A
 
 
 @pytest.mark.s3
-def test_a_part_that_is_gone_is_named_and_nothing_stays(table: Table, tmp_path: Path) -> None:
+def test_a_missing_part_is_named_and_no_copy_stays(table: Table, tmp_path: Path) -> None:
     gone = table.snapshot().parts[2]
     table.handle.store.delete([gone.key])
-    listed = {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)}
+    listed = data_keys(table.handle.store)
     with pytest.raises(MissingPart, match=gone.key.rpartition("/")[2]):
         table.merge()
-    assert {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)} == listed
+    assert data_keys(table.handle.store) == listed
 
 
 @pytest.mark.s3
-def test_copies_are_gone_when_their_rewrite_is_done(
-    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_deleted_after_their_rewrite(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewriter, "AHEAD_BYTES", 1)
-    found: list[int] = []
+    local_copies: list[int] = []
 
     def putting(*args: Any) -> Any:
-        found.append(len(list(tmp_path.rglob("*.parquet"))))
+        local_copies.append(len(list(tmp_path.rglob("*.parquet"))))
         return put_part(*args)
 
     monkeypatch.setattr(rewriter, "put_part", putting)
@@ -129,12 +126,12 @@ def test_copies_are_gone_when_their_rewrite_is_done(
     rewrites = [rewriter.Rewrite("p=0", (p,)) for p in table.snapshot().parts if p.partition == "p=0"]
     new = work.do(table.handle, rewrites, ResourceLimits(memory_bytes=MEMORY_BYTES_MIN, threads=1, folder=tmp_path))
     assert [n.marker.rows for n in new if n.marker] == [5, 5, 5]
-    assert len(found) == 3
-    assert max(found) <= 4, "what is written and what is fetched next, and not all"
+    assert len(local_copies) == 3
+    assert max(local_copies) <= 4, "the written part and those fetched next, and not all"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_on_their_way_take_a_part_of_the_memory() -> None:
+def test_concurrent_fetches_use_a_share_of_the_memory() -> None:
     for memory in (MEMORY_BYTES_MIN, 2**30, 2**40):
         assert concurrent_fetches(memory) >= 1
         assert concurrent_fetches(memory) * FETCH_BYTES <= memory // 4
@@ -145,7 +142,7 @@ def test_a_failed_put_leaves_no_part_of_any_rewrite(local: Any, monkeypatch: pyt
     table = Table.create(local.uri, partition_by=["n"])
     for _ in range(2):
         table.insert([{"n": n} for n in range(9)])
-    before = {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)}
+    before = data_keys(table.handle.store)
     lock, puts = threading.Lock(), 0
 
     def putting(*args: Any) -> Any:
@@ -160,44 +157,43 @@ def test_a_failed_put_leaves_no_part_of_any_rewrite(local: Any, monkeypatch: pyt
     with pytest.raises(StoreUnavailable):
         table.merge()
     assert puts >= 4
-    assert {o.key for o in table.handle.store.list(table.handle.keys.data_prefix)} == before
+    assert data_keys(table.handle.store) == before
 
 
 @pytest.mark.parametrize(("partitions", "memory_bytes", "threads"), [(8, 2**31, 1), (7, 2**31, None), (8, 2**30, None)])
-def test_many_small_rewrites_have_a_thread_each_and_few_share_them(
+def test_many_small_rewrites_get_one_thread_each(
     local: Any, monkeypatch: pytest.MonkeyPatch, partitions: int, memory_bytes: int, threads: int | None
 ) -> None:
     table = Table.create(local.uri, partition_by=["n"])
     for _ in range(2):
         table.insert([{"n": n} for n in range(partitions)])
-    given: list[int | None] = []
+    used: list[int | None] = []
 
     def connecting(*args: Any, **named: Any) -> Any:
-        given.append(named["threads"])
+        used.append(named["threads"])
         return connect_reader(*args, **named)
 
     monkeypatch.setattr(rewriter, "connect_reader", connecting)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert table.merge(memory_bytes=memory_bytes).new_parts == partitions
-    assert given == [threads]
-    assert table.query("SELECT n, count(*) FROM t GROUP BY n ORDER BY n").fetchall() == [
-        (n, 2) for n in range(partitions)
-    ]
+    assert used == [threads]
+    counts = table.query("SELECT n, count(*) FROM t GROUP BY n ORDER BY n").fetchall()
+    assert counts == [(n, 2) for n in range(partitions)]
 
 
-def test_a_part_that_was_fetched_is_not_copied_once_more(memory: Any) -> None:
+def test_a_fetched_part_is_not_copied_again(memory: Any) -> None:
     table = Table.create(memory.uri, storage_options=memory.storage_options)
     table.insert([{"n": 1}])
     [part] = table.snapshot().parts
-    assert table.handle.readable_path(replace(part, path="/here/part.parquet")) == "/here/part.parquet"
-    assert table.handle.readable_path(part) != part.path
+    assert table.handle.part_paths.readable([replace(part, path="/here/part.parquet")])[0] == "/here/part.parquet"
+    assert table.handle.part_paths.readable([part])[0] != part.path
 
 
-def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB does not read this process's memory. Each part is copied once, by the first thread."""
     table = Table.create(memory.uri, storage_options=memory.storage_options)
     table.insert([{"n": 1}])
-    made, asked = [], threading.Barrier(4)
+    made, together = [], threading.Barrier(4)
     make = tempfile.mkdtemp
 
     def slowly(*arguments: Any, **options: Any) -> str:
@@ -209,8 +205,8 @@ def test_threads_that_ask_at_once_share_the_folder_of_copies(memory: Any, monkey
     [part] = table.snapshot().parts
 
     def ask(_: int) -> str:
-        asked.wait()
-        return table.handle.readable_path(part)
+        together.wait()
+        return table.handle.part_paths.readable([part])[0]
 
     with ThreadPoolExecutor(4) as pool:
         [path] = set(pool.map(ask, range(4)))

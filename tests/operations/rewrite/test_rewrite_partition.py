@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from icedb import Table
+from icedb import Dedup, Table
 from icedb.errors import (
     CommitConflict,
     InvalidBatch,
@@ -22,22 +22,14 @@ from icedb.errors import (
     UnsupportedType,
 )
 from icedb.format.records import Marker
-from icedb.format.timing import HOUR_MS
 from icedb.operations.rewrite.rewrite_partition import REWRITE_ATTEMPTS_MAX, rewrite_partition
 from icedb.operations.rewrite.rewriter import Rewrite
-from icedb.testing import (
-    ClockedStore,
-    Fault,
-    FaultyStore,
-    ManualClock,
-    Request,
-    check_sound,
-    create_table,
-    open_table,
-)
+from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts
-from tests.support.tables.fault_walk import attempts
+from tests.support.object_stores.interruptions import act_before
+from tests.support.tables.fault_walk import check_atomic
+from tests.support.tables.numbered_rows import data_keys
 
 
 def make(place: Any, **options: Any) -> Table:
@@ -45,7 +37,7 @@ def make(place: Any, **options: Any) -> Table:
 
 
 @pytest.mark.sampled(cases=1)
-def test_the_answer_takes_the_place_of_the_partition(place: Any) -> None:
+def test_the_result_replaces_the_partition(place: Any) -> None:
     table = make(place, partition_by=["n // 10 AS tens"], sort_by=["n"])
     for _ in range(2):
         table.insert([{"n": n, "s": str(n)} for n in (12, 11, 10, 20, 1)])
@@ -71,7 +63,7 @@ def test_a_new_column_is_filled(place: Any) -> None:
     assert table.query("SELECT k, n, twice FROM t ORDER BY k").fetchall() == [(1, 2, 4), (2, 3, None)]
 
 
-def test_an_empty_answer_empties_the_partition(memory: Any) -> None:
+def test_an_empty_result_empties_the_partition(memory: Any) -> None:
     table = make(memory, partition_by=["k"])
     table.insert([{"k": 1}, {"k": 2}])
     report = table.rewrite_partition("k=1", "SELECT *, 1 AS extra FROM t WHERE false", new_columns=True)
@@ -89,7 +81,7 @@ def test_a_table_without_partitions_is_rewritten_whole(memory: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_partition_may_be_named_as_a_person_writes_it(memory: Any) -> None:
+def test_a_partition_may_be_named_unencoded(memory: Any) -> None:
     table = make(memory, partition_by=["city"])
     table.insert([{"city": "New York", "n": 1}, {"city": "00123", "n": 2}])
     for name in ("city=New York", "city=New%20York", "city=00123"):
@@ -139,9 +131,7 @@ def test_every_type_survives(memory: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_an_answer_that_does_not_fit_changes_nothing(
-    memory: Any, query: str, error: type[Exception], dry_run: bool
-) -> None:
+def test_an_invalid_result_changes_nothing(memory: Any, query: str, error: type[Exception], dry_run: bool) -> None:
     table = make(memory, partition_by=["n // 10 AS tens"])
     table.insert([{"k": 1, "n": 12, "s": "x"}, {"k": 2, "n": 1, "s": "x"}])
     table.insert([{"k": 1, "n": 13, "s": "x"}])
@@ -151,7 +141,7 @@ def test_an_answer_that_does_not_fit_changes_nothing(
     assert table.handle.store.list("") == before
 
 
-def test_a_new_column_is_refused_unless_it_is_wanted(memory: Any) -> None:
+def test_a_new_column_must_be_allowed(memory: Any) -> None:
     table = make(memory)
     table.insert([{"n": 1}])
     before = table.handle.store.list("")
@@ -173,21 +163,21 @@ def test_the_rows_have_two_names_and_any_number_of_mentions(place: Any) -> None:
     assert table.schema() == {"k": "BIGINT", "n": "BIGINT", "s": "VARCHAR"}, "a sum is a HUGEINT, and fits here"
 
 
-def test_rows_of_other_partitions_are_counted_and_one_is_named(memory: Any) -> None:
+def test_rows_outside_the_partition_are_rejected_with_their_number(memory: Any) -> None:
     table = make(memory, partition_by=["n // 10 AS tens"])
     table.insert([{"n": n} for n in range(10, 20)])
     with pytest.raises(InvalidBatch, match=r"5 of 10 rows .* 'tens=2'"):
         table.rewrite_partition("tens=1", "SELECT n + 5 AS n FROM t")
 
 
-def test_a_partition_that_is_not_there_is_named(memory: Any) -> None:
+def test_a_missing_partition_is_named(memory: Any) -> None:
     table = make(memory, partition_by=["k"])
     table.insert([{"k": 1}])
     with pytest.raises(InvalidOption, match=r"no partition 'k=7'.*k=1"):
         table.rewrite_partition("k=7", "FROM t")
 
 
-def test_a_dry_run_writes_nothing_and_says_what_would_be(place: Any) -> None:
+def test_a_dry_run_of_a_rewrite_writes_nothing(place: Any) -> None:
     table = make(place, partition_by=["k"])
     table.insert([{"k": 1, "n": n} for n in range(5)])
     before = table.handle.store.list(table.handle.keys.data_prefix)
@@ -199,14 +189,20 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(place: Any) -> None:
     assert table.handle.read().epoch == 1
 
 
-def test_a_missing_part_is_named(place: Any) -> None:
-    table = make(place)
+@pytest.mark.parametrize(
+    "rewrite",
+    [lambda t: t.rewrite_partition("", "FROM t"), lambda t: t.delete("a = 1"), lambda t: t.merge()],
+    ids=["rewrite", "delete", "merge with a query"],
+)
+def test_a_missing_part_is_named(place: Any, rewrite: Callable[[Table], object]) -> None:
+    table = make(place, merging=Dedup(by=("a",)))
+    table.insert([{"a": 1}])
     part = table.insert([{"a": 1}]).parts[0]
     if place.kind == "memory":
         table = Table.open(place.uri)
     table.handle.store.delete([part.key])
     with pytest.raises(MissingPart, match=part.key):
-        table.rewrite_partition("", "FROM t")
+        rewrite(table)
 
 
 # ------------------------------------------------------------------------------------------ beside others
@@ -227,86 +223,70 @@ def rows(table: Table) -> list[Any]:
 TENFOLD = "SELECT k, n * 10 AS n FROM t"
 
 
-def at_each_claim(store: FaultyStore, act: Callable[[], object], *, times: int) -> None:
-    left = [act] * times
-
-    def maybe(request: Request) -> None:
-        if left and request.kind == "create" and "_claims/epoch" in request.keys[0]:
-            left.pop()()
-
-    store.before = maybe
+@pytest.fixture
+def store(clocked: ClockedStore) -> FaultyStore:
+    """The store of the actor that rewrites. Each test acts in between by the table `other`."""
+    return FaultyStore(clocked)
 
 
-def test_a_plain_append_meanwhile_survives_as_it_is(clocked: ClockedStore, clock: ManualClock) -> None:
-    other = world(clocked, clock)
-    store = FaultyStore(clocked)
-    at_each_claim(store, lambda: other.insert([{"k": 1, "n": 3}]), times=1)
+@pytest.fixture
+def other(clocked: ClockedStore, clock: ManualClock) -> Table:
+    return world(clocked, clock)
+
+
+def assert_no_orphans(store: FaultyStore) -> None:
+    assert data_keys(store) == check_sound(store.inner).parts.keys()
+
+
+def act_at_claims(store: FaultyStore, act: Callable[[], object], *, times: int = 1) -> None:
+    act_before(store, act, kind="create", key="_claims/epoch", times=times)
+
+
+def test_rows_appended_during_a_rewrite_stay_unchanged(other: Table, store: FaultyStore, clock: ManualClock) -> None:
+    act_at_claims(store, lambda: other.insert([{"k": 1, "n": 3}]))
     open_table(store, clock).rewrite_partition("k=1", TENFOLD)
     assert rows(other) == [(1, 3), (1, 10), (1, 20), (2, 1), (2, 2)]
-    check_sound(clocked)
+    assert_no_orphans(store)
 
 
-def test_an_exclusive_commit_elsewhere_does_not_repeat_the_query(clocked: ClockedStore, clock: ManualClock) -> None:
-    other = world(clocked, clock)
-    store = FaultyStore(clocked)
-    at_each_claim(store, lambda: other.drop_partitions(["k=2"]), times=1)
+def test_a_drop_of_others_does_not_repeat_the_query(other: Table, store: FaultyStore, clock: ManualClock) -> None:
+    act_at_claims(store, lambda: other.drop_partitions(["k=2"]))
     open_table(store, clock).rewrite_partition("k=1", TENFOLD)
     assert rows(other) == [(1, 10), (1, 20)]
     assert len([r for r in store.requests if r.kind == "create" and "_data/" in r.keys[0]]) == 1
 
 
 @pytest.mark.long
-def test_when_a_merge_takes_an_input_the_query_is_asked_again(clocked: ClockedStore, clock: ManualClock) -> None:
-    other = world(clocked, clock)
-    store = FaultyStore(clocked)
-    at_each_claim(store, other.merge, times=1)
+def test_a_merge_of_an_input_repeats_the_query(other: Table, store: FaultyStore, clock: ManualClock) -> None:
+    act_at_claims(store, other.merge)
     report = open_table(store, clock).rewrite_partition("k=1", TENFOLD)
     assert (report.replaced_parts, report.rows_before, report.rows) == (1, 2, 2)
     assert rows(other) == [(1, 10), (1, 20), (2, 1), (2, 2)]
-    state = check_sound(clocked)
-    assert {i.key for i in clocked.list(clocked.location.keys.data_prefix)} == state.parts.keys(), "nothing is orphaned"
+    assert_no_orphans(store)
 
 
 @pytest.mark.long
-def test_a_partition_that_never_holds_still_is_given_up(clocked: ClockedStore, clock: ManualClock) -> None:
-    other = world(clocked, clock)
-    store = FaultyStore(clocked)
-    at_each_claim(store, lambda: other.overwrite([{"k": 1, "n": 5}], partitions=["k=1"]), times=REWRITE_ATTEMPTS_MAX)
+def test_a_rewrite_gives_up_after_repeated_conflicts(other: Table, store: FaultyStore, clock: ManualClock) -> None:
+    act_at_claims(store, lambda: other.overwrite([{"k": 1, "n": 5}], partitions=["k=1"]), times=REWRITE_ATTEMPTS_MAX)
     with pytest.raises(CommitConflict, match="k=1"):
         open_table(store, clock).rewrite_partition("k=1", TENFOLD)
     assert rows(other) == [(1, 5), (2, 1), (2, 2)]
-    state = check_sound(clocked)
-    assert {i.key for i in clocked.list(clocked.location.keys.data_prefix)} == state.parts.keys(), "nothing is orphaned"
+    assert_no_orphans(store)
 
 
-def test_a_new_column_that_another_commit_gave_another_type_is_refused(
-    clocked: ClockedStore, clock: ManualClock
-) -> None:
-    other = world(clocked, clock)
-    store = FaultyStore(clocked)
-    at_each_claim(store, lambda: other.insert([{"k": 2, "n": 9, "c": "text"}]), times=1)
+def test_a_new_column_of_a_conflicting_type_is_rejected(other: Table, store: FaultyStore, clock: ManualClock) -> None:
+    act_at_claims(store, lambda: other.insert([{"k": 2, "n": 9, "c": "text"}]))
     with pytest.raises(SchemaConflict, match="'c'"):
         open_table(store, clock).rewrite_partition("k=1", "SELECT *, 1.5::DOUBLE AS c FROM t", new_columns=True)
-    state = check_sound(clocked)
-    assert {i.key for i in clocked.list(clocked.location.keys.data_prefix)} == state.parts.keys(), "nothing is orphaned"
+    assert_no_orphans(store)
 
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
-    clock = ManualClock()
-    clocked = ClockedStore(clock)
-    other = world(clocked, clock)
-    before, after = rows(other), [(1, 10), (1, 20), (2, 1), (2, 2)]
-    for attempt in attempts(clocked, clock, fault, lambda table: table.rewrite_partition("k=1", TENFOLD)):
-        check_sound(clocked)
-        other = open_table(clocked, clock)
-        assert rows(other) in ([after] if attempt.done else [before, after]), "all of it or nothing"
-        clock.advance(HOUR_MS)
-        attempt.deliver()
-        check_sound(clocked)
-        other.rewrite_partition("k=1", "SELECT k, n * IF(n < 10, 10, 1) AS n FROM t")
-        assert rows(other) == after
+    query = "SELECT k, n * IF(n < 10, 10, 1) AS n FROM t"
+    after = [(1, 10), (1, 20), (2, 1), (2, 2)]
+    check_atomic(world, fault, lambda table: table.rewrite_partition("k=1", query), rows, after)
 
 
 def test_the_data_plane_can_be_replaced(clocked: ClockedStore, clock: ManualClock) -> None:

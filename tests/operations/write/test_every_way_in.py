@@ -107,7 +107,7 @@ def expected(*rows: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_rows_go_in_whatever_holds_them(way: str, shared_place: Place, tmp_path: Path) -> None:
+def test_rows_of_every_kind_are_inserted(way: str, shared_place: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     table = Table.create(shared_place.uri, sort_by=["user"], storage_options=shared_place.storage_options)
@@ -124,7 +124,7 @@ def test_the_same_rows_go_in_whatever_holds_them(way: str, shared_place: Place, 
 
 @pytest.mark.s3
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
-def test_files_in_a_bucket_go_in(suffix: str, s3: Place, s3_server: Any, tmp_path: Path) -> None:
+def test_files_in_a_bucket_are_inserted(suffix: str, s3: Place, s3_server: Any, tmp_path: Path) -> None:
     write = {"parquet": parquet, "jsonl": json_lines, "csv": csv_file}[suffix]
     bucket, _, prefix = s3.uri.removeprefix("s3://").partition("/")
     for number, row in enumerate(ROWS):
@@ -135,7 +135,7 @@ def test_files_in_a_bucket_go_in(suffix: str, s3: Place, s3_server: Any, tmp_pat
     assert read(table) == expected({"user": 0, "event": "first", "price": 0.0}, *ROWS)
 
 
-def test_what_is_no_rows_is_refused(local: Place) -> None:
+def test_invalid_rows_are_rejected(local: Place) -> None:
     table = Table.create(local.uri)
     for wrong in (7, object(), "no-such-file.parquet", ["a.parquet", {"x": 1}], b"bytes", {"x": 1}):
         with pytest.raises(InvalidBatch, match=local.uri):

@@ -37,14 +37,14 @@ def objects(table: Table) -> list[str]:
     return [i.key for prefix in (keys.log_prefix, keys.data_prefix) for i in store.list(prefix)]
 
 
-def test_the_answer_is_stored_instead_of_the_rows(place: Place) -> None:
+def test_the_result_is_stored_instead_of_the_rows(place: Place) -> None:
     query = """
         WITH per_user AS (SELECT "user", count(*) AS n FROM _rows GROUP BY ALL)
-        SELECT r.*, n, '_rows' AS said FROM _rows r JOIN per_user USING ("user") WHERE event <> 'close'
+        SELECT r.*, n, '_rows' AS origin FROM _rows r JOIN per_user USING ("user") WHERE event <> 'close'
     """
     table = create(place, query, partition_by=['"user" AS u'], sort_by=["ts"])
     assert table.insert(EVENTS).rows == 2
-    assert rows(table, 'SELECT ts, "user", n, said, u FROM t ORDER BY ts') == [
+    assert rows(table, 'SELECT ts, "user", n, origin, u FROM t ORDER BY ts') == [
         (10, "a", 2, "_rows", "a"), (20, "b", 1, "_rows", "b")
     ]  # fmt: skip
     assert Table.open(place.uri, storage_options=place.storage_options).insert(EVENTS).rows == 2
@@ -78,7 +78,7 @@ def test_a_type_that_cannot_be_stored_is_refused_with_the_remedy(local: Place) -
         ("SELECT *, 1 AS ts FROM _rows", "twice"),
     ],
 )
-def test_an_answer_that_cannot_be_stored_is_refused_whole(query: str, message: str, local: Place) -> None:
+def test_a_result_that_cannot_be_stored_is_rejected(query: str, message: str, local: Place) -> None:
     table = create(local, query, partition_by=['"user" AS u'], sort_by=["ts"])
     with pytest.raises(InvalidQuery, match=message):
         table.insert(EVENTS)
@@ -118,7 +118,7 @@ def test_the_query_can_be_changed_and_taken_back(place: Place) -> None:
     assert rows(table, "SELECT version FROM t ORDER BY ALL") == [(1,), (2,), (2,), (None,)]
 
 
-def test_rows_that_choose_their_partition_are_asked_partition_by_partition(place: Place) -> None:
+def test_the_query_runs_for_each_chosen_partition(place: Place) -> None:
     table = create(place, "SELECT event, count(*) AS n FROM _rows GROUP BY ALL")
     chosen = [{**row, "_partition": f"u={row['user']}/day=x y"} for row in EVENTS]
     commit = table.insert(chosen)
@@ -138,7 +138,7 @@ def test_a_row_may_choose_its_partition(place: Place) -> None:
 
 
 @pytest.mark.parametrize("path", ["d=../x", "d=1/e=2", "e=1", "/d=1", "d=1/", "..", "d", "=1", "d=" + "x" * 300])
-def test_a_path_that_is_no_partition_of_the_table_is_refused(path: str, local: Place) -> None:
+def test_an_invalid_chosen_partition_is_rejected(path: str, local: Place) -> None:
     table = Table.create(local.uri, partition_by=["day AS d"])
     with pytest.raises(InvalidPartitionValue, match=local.uri):
         table.insert([{"day": "1", "_partition": path}])
@@ -147,14 +147,14 @@ def test_a_path_that_is_no_partition_of_the_table_is_refused(path: str, local: P
         table.insert([{"day": "1", "_partition": 7}])
 
 
-def test_the_chosen_partition_is_stored_when_the_table_says_so(place: Place) -> None:
+def test_the_chosen_partition_is_stored_with_preserve_partition(place: Place) -> None:
     table = Table.create(place.uri, preserve_partition=True, storage_options=place.storage_options)
     table.insert([{"n": 1, "_partition": "team=a&b"}, {"n": 2}])
     assert rows(table, "SELECT n, _partition FROM t ORDER BY n") == [(1, "team=a&b"), (2, None)]
     assert table.snapshot().partitions() == ["", "team=a%26b"]
 
 
-def test_partition_columns_that_only_paths_tell(place: Place) -> None:
+def test_path_columns_take_their_values_from_paths(place: Place) -> None:
     table = Table.create(place.uri, path_columns={"d": "DATE", "k": "INTEGER"}, storage_options=place.storage_options)
     table.insert([{"n": 1, "d": "2026-01-02", "k": 7}])
     table.insert([{"n": 2, "_partition": "d=2026-01-03/k=8"}])
@@ -182,7 +182,7 @@ def test_each_row_gets_an_id_unless_it_brings_one(place: Place) -> None:
     assert len({i for _, i in ids if i}) == len(ids) == 4
 
 
-def test_paths_are_for_names_of_their_own(local: Place) -> None:
+def test_an_invalid_type_of_a_path_column_is_rejected(local: Place) -> None:
     with pytest.raises((InvalidOption, InvalidBatch)):
         Table.create(local.uri, path_columns={"d": "NOSUCHTYPE"})
     assert not Table.exists(local.uri)

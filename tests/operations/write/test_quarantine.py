@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,14 @@ from icedb.errors import (
     SchemaConflict,
     StoreUnavailable,
 )
-from icedb.storage.location import parse_location
-from icedb.storage.obstore_store import open_store
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table
-from tests.support.tables.siblings import Rows, Siblings
+from icedb.testing import ClockedStore, Crash, Fault, ManualClock, create_table
+from tests.operations.write.test_views import content, listing, make
+from tests.support.object_stores.interruptions import act_before
+from tests.support.tables.siblings import CRASHES, HALVES, LOST_RESPONSES, Rows, Siblings
+from tests.support.waiting import SECONDS_MAX
 
 TXN = ("app", 5)
 COLUMNS = ["quarantined_at", "source", "reason", "row"]
-
-
-def make(place: Any, **spec: Any) -> Table:
-    return Table.create(place.below("events").uri, storage_options=place.storage_options, **spec)
 
 
 def beside(table: Table, name: str = "events_quarantine") -> Table:
@@ -43,17 +39,10 @@ def beside(table: Table, name: str = "events_quarantine") -> Table:
     return Table.open(location.sibling(name).uri, storage_options=location.storage_options)
 
 
-def listing(place: Any) -> list[str]:
-    """The objects of the folder that the table lies in."""
-    store = open_store(parse_location(place.uri, place.storage_options))
-    prefix = store.location.prefix
-    return [i.key for i in store.list(f"{prefix}/" if prefix else "")]
-
-
 def aside(table: Table) -> list[tuple[str, dict[str, Any]]]:
-    """Reason and row of what is in the quarantine."""
-    found = beside(table).query("SELECT reason, row FROM t ORDER BY ALL").fetchall()
-    return [(reason, json.loads(row)) for reason, row in found]
+    """Read reason and row of each row in the quarantine."""
+    quarantined = beside(table).query("SELECT reason, row FROM t ORDER BY ALL").fetchall()
+    return [(reason, json.loads(row)) for reason, row in quarantined]
 
 
 def rows_aside(table: Table) -> list[dict[str, Any]]:
@@ -66,10 +55,6 @@ def table(shared_place: Any) -> Table:
     made = make(shared_place)
     made.insert([{"k": 0, "v": 0}])
     return made
-
-
-def content(table: Table, columns: str = "k, v") -> Rows:
-    return table.query(f"SELECT {columns} FROM t ORDER BY ALL").fetchall()
 
 
 # ------------------------------------------------------------------------------------------ what goes where
@@ -87,15 +72,14 @@ def test_rows_that_do_not_fit_are_set_aside_with_time_source_and_reason(table: T
         ("column 'k' is BIGINT, and the value is \"three\"", {"k": "three", "v": 3, "more": [1]}),
         ("column 'v' is BIGINT, and the value is \"two\"", {"k": 2, "v": "two", "more": None}),
     ]
-    found = beside(table).query("SELECT DISTINCT quarantined_at, source FROM t").fetchall()
-    assert [source for _, source in found] == ["insert"]
-    [(at, _)] = found
+    [(at, source)] = beside(table).query("SELECT DISTINCT quarantined_at, source FROM t").fetchall()
+    assert source == "insert"
     assert before.replace(microsecond=0) <= at <= datetime.now(UTC)
     assert list(beside(table).schema()) == COLUMNS
 
 
 @pytest.mark.sampled(cases=1)
-def test_without_a_misfit_there_is_no_quarantine(shared_place: Any) -> None:
+def test_a_batch_of_valid_rows_creates_no_quarantine(shared_place: Any) -> None:
     table = make(shared_place)
     commit = table.insert([{"k": 1, "v": 1}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows, commit.quarantine) == (1, 0, None)
@@ -113,7 +97,7 @@ def test_the_quarantine_is_made_once_and_grows(table: Table) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_batch_of_nothing_but_misfits_commits_nothing_to_the_table(table: Table) -> None:
+def test_a_batch_without_valid_rows_commits_nothing_to_the_table(table: Table) -> None:
     commit = table.insert([{"k": "x", "v": 1}, {"k": "y", "v": 2}], on_conflict="quarantine", txn=TXN)
     assert (commit.committed, commit.rows, commit.quarantined_rows) == (False, 0, 2)
     assert commit.quarantine == f"{table.uri}_quarantine"
@@ -136,7 +120,7 @@ def test_required_columns_that_are_null_are_a_reason(shared_place: Any) -> None:
         table.insert([{"k": 1}], on_conflict="quarantine")
 
 
-def test_a_value_is_looked_at_by_itself_and_no_cast_loses_anything(memory: Any) -> None:
+def test_each_value_is_checked_and_no_cast_loses_anything(memory: Any) -> None:
     table = make(memory, schema={"small": "TINYINT", "real": "DOUBLE", "money": "DECIMAL(5,2)", "day": "DATE"})
     batch = pa.table(
         {
@@ -153,7 +137,7 @@ def test_a_value_is_looked_at_by_itself_and_no_cast_loses_anything(memory: Any) 
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_column_of_a_type_that_never_fits_sets_its_rows_aside_and_keeps_those_where_it_is_null(table: Table) -> None:
+def test_rows_with_a_null_in_a_conflicting_column_are_kept(table: Table) -> None:
     batch = pa.table({"k": pa.array([1, 2, 3]), "v": pa.array([None, "a", "1"])})
     commit = table.insert(batch, on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows) == (1, 2)
@@ -162,7 +146,7 @@ def test_a_column_of_a_type_that_never_fits_sets_its_rows_aside_and_keeps_those_
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_new_column_of_several_types_has_that_of_its_first_value(table: Table) -> None:
+def test_a_new_column_has_the_type_of_its_first_value(table: Table) -> None:
     commit = table.insert([{"k": 1, "new": 1}, {"k": 2, "new": "text"}, {"k": 3, "new": 3}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows) == (2, 1)
     assert table.schema()["new"] == "BIGINT"
@@ -231,7 +215,7 @@ def test_the_row_as_json_has_every_value_of_every_type(memory: Any) -> None:
     }
 
 
-def test_a_whole_number_beyond_every_integer_type_is_set_aside_as_it_is(memory: Any) -> None:
+def test_a_number_beyond_all_integer_types_is_set_aside_exactly(memory: Any) -> None:
     table = make(memory, schema={"n": "BIGINT"})
     commit = table.insert([{"n": 1}, {"n": 2**63}, {"n": -(2**70)}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows) == (1, 2)
@@ -242,7 +226,7 @@ def test_a_whole_number_beyond_every_integer_type_is_set_aside_as_it_is(memory: 
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_batch_that_is_refused_leaves_no_quarantine(shared_place: Any) -> None:
+def test_a_rejected_batch_creates_no_quarantine(shared_place: Any) -> None:
     table = make(shared_place, partition_by=["k AS p"], required=["v"])
     table.insert([{"k": 0, "v": 0}])
     before = listing(shared_place)
@@ -257,10 +241,10 @@ def test_a_batch_that_is_refused_leaves_no_quarantine(shared_place: Any) -> None
         arguments = {} if "on_conflict" in act.keywords else {"on_conflict": "quarantine"}
         with pytest.raises(error):
             act(**arguments)
-        assert listing(shared_place) == before
+        assert listing(shared_place).keys() == before.keys()
 
 
-def test_a_table_that_is_a_whole_bucket_refuses_misfits_before_anything_is_written(s3_server: Any) -> None:
+def test_a_table_at_the_root_of_a_bucket_has_no_quarantine(s3_server: Any) -> None:
     s3_server.client().create_bucket(Bucket="whole-bucket")
     table = Table.create("s3://whole-bucket", storage_options=s3_server.storage_options, required=["v"])
     assert table.insert([{"k": 1, "v": 1}], on_conflict="quarantine").rows == 1
@@ -289,7 +273,7 @@ def test_another_table_of_the_quarantine_s_name_takes_no_rows(shared_place: Any)
 
 
 @pytest.mark.sampled(cases=1)
-def test_an_overwrite_sets_aside_what_does_not_fit_and_replaces_by_the_rest(table: Table) -> None:
+def test_an_overwrite_sets_aside_invalid_rows(table: Table) -> None:
     commit = table.overwrite([{"k": 1, "v": 1}, {"k": 2, "v": "x"}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows, len(commit.tombstoned)) == (1, 1, 1)
     assert content(table) == [(1, 1)]
@@ -300,25 +284,17 @@ def test_an_overwrite_sets_aside_what_does_not_fit_and_replaces_by_the_rest(tabl
 
 
 @pytest.mark.sampled(cases=1)
-def test_many_writers_at_once_make_the_quarantine_together(shared_place: Any) -> None:
+def test_concurrent_writers_create_one_quarantine(shared_place: Any) -> None:
     table = make(shared_place, schema={"k": "BIGINT", "v": "BIGINT"}, required=["v"])
-    failures: list[BaseException] = []
     start = threading.Barrier(4)
 
     def write(number: int) -> None:
-        try:
-            own = Table.open(table.uri, storage_options=shared_place.storage_options)
-            start.wait()
-            own.insert([{"k": number, "v": 1}, {"k": number, "v": None}], on_conflict="quarantine")
-        except BaseException as error:
-            failures.append(error)
+        own = Table.open(table.uri, storage_options=shared_place.storage_options)
+        start.wait(SECONDS_MAX)
+        own.insert([{"k": number, "v": 1}, {"k": number, "v": None}], on_conflict="quarantine")
 
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert sorted(row["k"] for row in rows_aside(table)) == [0, 1, 2, 3]
     assert beside(table).spec.sort_by == ("quarantined_at",)
     assert content(table) == [(n, 1) for n in range(4)]
@@ -340,20 +316,13 @@ def shared_world() -> Siblings:
     return Siblings(_begin)
 
 
-@pytest.fixture
-def world(shared_world: Siblings) -> Iterator[Siblings]:
-    shared_world.reset()
-    yield shared_world
-    shared_world.reset()
-
-
 def insert(table: Table, txn: tuple[str, int] | None = None) -> Commit:
     batch = [{"k": k, "v": v} for k, v in GOOD] + [{"k": 3, "v": "bad"}]
     return table.insert(batch, on_conflict="quarantine", txn=txn)
 
 
-def there(world: Siblings) -> tuple[Rows, list[int]]:
-    """What the table has, and the keys of what the quarantine has."""
+def all_rows(world: Siblings) -> tuple[Rows, list[int]]:
+    """Return the rows of the table, and the keys k of the rows in the quarantine."""
     set_aside = world.rows("events_quarantine", "row")
     return world.rows("events", "k", "v"), [json.loads(row)["k"] for (row,) in set_aside]
 
@@ -361,124 +330,101 @@ def there(world: Siblings) -> tuple[Rows, list[int]]:
 BEFORE: tuple[Rows, list[int]] = ([(0, 0)], [])
 AFTER: tuple[Rows, list[int]] = ([(0, 0), *GOOD], [3])
 
-CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER], ids=lambda f: f.name)
-#: Every second request, from the first or the second on.
-HALVES = pytest.mark.parametrize("half", [0, 1])
-ANSWERS = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
-
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
 @HALVES
-def test_after_a_crash_anywhere_the_same_txn_leaves_each_row_in_one_place_once(
-    world: Siblings, fault: Fault, half: int
-) -> None:
+def test_the_same_txn_after_a_crash_stores_each_row_once(world: Siblings, fault: Fault, half: int) -> None:
     act = partial(insert, txn=TXN)
-    for request in islice(world.requests(act), half, None, 2):
-        table, store = world.actor()
+    for request, table, store in world.attempts(act, half):
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
             act(table)
-        assert there(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
+        assert all_rows(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
         act(world.table())
-        assert there(world) == AFTER, request
+        assert all_rows(world) == AFTER, request
         assert act(world.table()).repeated
-        assert there(world) == AFTER, request
+        assert all_rows(world) == AFTER, request
 
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
 @HALVES
-def test_after_a_crash_without_a_txn_no_row_is_lost_and_only_the_quarantine_may_have_one_twice(
-    world: Siblings, fault: Fault, half: int
-) -> None:
-    for request in islice(world.requests(insert), half, None, 2):
-        table, store = world.actor()
+def test_a_crash_without_a_txn_loses_no_row(world: Siblings, fault: Fault, half: int) -> None:
+    for request, table, store in world.attempts(insert, half):
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
             insert(table)
-        assert there(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
-        if there(world)[0] == BEFORE[0]:  # the caller sees that it must retry
+        assert all_rows(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
+        if all_rows(world)[0] == BEFORE[0]:  # the caller must retry
             insert(world.table())
-        kept, set_aside = there(world)
+        kept, set_aside = all_rows(world)
         assert kept == AFTER[0], request
         assert set_aside in ([3], [3, 3]), request
 
 
 @pytest.mark.sampled(cases=1)
-@ANSWERS
+@LOST_RESPONSES
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 @HALVES
-def test_an_answer_that_is_lost_anywhere_loses_no_row(
-    world: Siblings, fault: Fault, txn: tuple[str, int] | None, half: int
-) -> None:
+def test_a_lost_response_loses_no_row(world: Siblings, fault: Fault, txn: tuple[str, int] | None, half: int) -> None:
     act = partial(insert, txn=txn)
-    for request in islice(world.requests(act), half, None, 2):
-        table, store = world.actor()
+    for request, table, store in world.attempts(act, half):
         store.inject(fault, number=request.number)
         try:
             commit = act(table)
         except (StoreUnavailable, CommitStateUnknown):
-            assert there(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
-            if txn is not None or there(world)[0] == BEFORE[0]:
+            assert all_rows(world) in (BEFORE, (BEFORE[0], [3]), AFTER), request
+            if txn is not None or all_rows(world)[0] == BEFORE[0]:
                 act(world.table())
-            kept, set_aside = there(world)
+            kept, set_aside = all_rows(world)
             assert kept == AFTER[0], request
             assert set_aside == [3] if txn else set_aside in ([3], [3, 3]), request
         else:
             assert (commit.rows, commit.quarantined_rows) == (2, 1)
-            assert there(world) == AFTER, request
+            assert all_rows(world) == AFTER, request
 
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 @HALVES
-def test_two_at_once_make_one_quarantine_whenever_the_other_comes(
-    world: Siblings, txn: tuple[str, int] | None, half: int
-) -> None:
+def test_two_concurrent_inserts_create_one_quarantine(world: Siblings, txn: tuple[str, int] | None, half: int) -> None:
     act = partial(insert, txn=txn)
-    for request in islice(world.requests(act), half, None, 2):
-        table, store = world.actor()
-
-        def meanwhile(now: Any, number: int = request.number, store: FaultyStore = store) -> None:
-            if now.number == number:
-                store.before = None
-                act(world.table())
-
-        store.before = meanwhile
+    for request, table, store in world.attempts(act, half):
+        act_before(store, lambda: act(world.table()), number=request.number)
         act(table)
         twice = 1 if txn else 2
-        assert there(world) == ([(0, 0), *sorted(GOOD * twice)], [3] * twice), request
+        assert all_rows(world) == ([(0, 0), *sorted(GOOD * twice)], [3] * twice), request
         assert world.unnamed() == set(), request
         assert world.table("events_quarantine").spec.sort_by == ("quarantined_at",), request
 
 
-def test_other_rows_than_at_the_first_try_are_set_aside_too(world: Siblings) -> None:
-    """What a new column's type is decides which rows fit, and another writer may decide it between two tries."""
+def test_rows_that_become_invalid_before_a_retry_are_set_aside(world: Siblings) -> None:
+    """Another writer may set the type of a new column between two attempts, and so change which rows are valid."""
     batch: list[dict[str, object]] = [{"k": 1, "new": 1}, {"k": 2, "new": "text"}]
     table, store = world.actor()
     store.inject(Fault.CRASH_BEFORE, kind="create", key="events/_claims/txn")
     with pytest.raises(Crash):
         table.insert(batch, on_conflict="quarantine", txn=TXN)
-    assert there(world)[1] == [2]
+    assert all_rows(world)[1] == [2]
     world.table().insert([{"k": 9, "new": "text"}])
     commit = world.table().insert(batch, on_conflict="quarantine", txn=TXN)
     assert (commit.rows, commit.quarantined_rows) == (1, 1)
-    assert there(world)[1] == [1, 2]
+    assert all_rows(world)[1] == [1, 2]
     assert world.rows("events", "k") == [(0,), (2,), (9,)]
 
 
 @pytest.mark.parametrize("key", ["events/_data/", "events_quarantine/_data/", "events_quarantine/_table.json"])
-def test_when_the_store_fails_for_good_nothing_is_visible_and_no_part_is_left(world: Siblings, key: str) -> None:
+def test_a_permanent_failure_leaves_no_commit_and_no_part(world: Siblings, key: str) -> None:
     table, store = world.actor()
     store.inject(Fault.FAIL, kind="create", key=key, times=100)
     with pytest.raises(StoreUnavailable):
         insert(table)
-    assert there(world) == BEFORE
+    assert all_rows(world) == BEFORE
     assert world.unnamed() == set()
 
 
-def test_the_transaction_of_the_quarantine_is_that_of_the_batch(world: Siblings) -> None:
+def test_the_quarantine_records_the_transaction_of_the_batch(world: Siblings) -> None:
     insert(world.table(), txn=TXN)
     assert {name: {a: n for a, (n, _) in world.state(name).txn.items()} for name in world.names()} == {
         "events": {"app": 5},
@@ -486,7 +432,7 @@ def test_the_transaction_of_the_quarantine_is_that_of_the_batch(world: Siblings)
     }
 
 
-def test_a_repeated_batch_counts_nothing(world: Siblings) -> None:
+def test_a_repeated_batch_reports_no_rows(world: Siblings) -> None:
     assert insert(world.table(), txn=TXN).quarantined_rows == 1
     again = insert(world.table(), txn=TXN)
     assert (again.repeated, again.rows, again.quarantined_rows, again.quarantine) == (True, 0, 0, None)

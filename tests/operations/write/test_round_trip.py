@@ -139,5 +139,5 @@ def test_random_nested_rows_survive_insert_merge_and_rewrite(tmp_path_factory: A
 @pytest.mark.s3
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())
-def test_so_they_do_over_http(s3: Place, rows: pa.Table) -> None:
+def test_random_nested_rows_survive_over_http(s3: Place, rows: pa.Table) -> None:
     check(rows, s3.below(uuid.uuid4().hex))

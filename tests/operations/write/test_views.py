@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,10 @@ from icedb.format.records import LogFile
 from icedb.format.table_spec import Aggregating, Dedup, Replacing, TableSpec, ViewSpec, encode_spec
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from icedb.testing import ClockedStore, Crash, Fault, ManualClock, create_table, open_table
+from tests.support.object_stores.interruptions import act_before
 from tests.support.object_stores.stores import Place
-from tests.support.tables.siblings import Rows, Siblings
+from tests.support.tables.siblings import CRASHES, HALVES, LOST_RESPONSES, Rows, Siblings
 
 TOTALS = "SELECT k, count(*) AS n, sum(v)::BIGINT AS v FROM _rows GROUP BY k"
 SUMMED = Aggregating(by=("k",), sum=("n", "v"))
@@ -50,8 +50,8 @@ def rows(*pairs: tuple[int, int], **columns: object) -> list[dict[str, object]]:
 
 
 def listing(place: Any) -> dict[str, bytes]:
-    """Every object of the folder that the table lies in, or of its bucket's prefix."""
-    store = open_store(parse_location(place.uri.rpartition("/")[0], place.storage_options))
+    """Read all objects of the folder or prefix that contains the tables."""
+    store = open_store(parse_location(place.uri, place.storage_options))
     prefix = store.location.prefix
     return {i.key: store.get(i.key).body for i in store.list(f"{prefix}/" if prefix else "")}
 
@@ -70,7 +70,7 @@ def make(place: Any, **spec: Any) -> Table:
 
 
 def again(table: Table) -> Table:
-    """What another program opens."""
+    """Open the table as another program."""
     return Table.open(table.uri, storage_options=table.handle.location.storage_options)
 
 
@@ -78,7 +78,7 @@ def again(table: Table) -> Table:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_view_has_the_answer_for_what_was_there_and_for_every_insert(table: Table) -> None:
+def test_a_view_contains_existing_and_inserted_rows(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("totals", TOTALS, merging=SUMMED)
     assert content(view, "k, n, v") == [(0, 1, 0), (1, 1, 1)]
@@ -94,7 +94,7 @@ def test_a_view_has_the_answer_for_what_was_there_and_for_every_insert(table: Ta
 
 
 @pytest.mark.sampled(cases=1)
-def test_without_backfill_a_view_has_what_comes_from_now_on(table: Table) -> None:
+def test_without_backfill_a_view_contains_later_inserts_only(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("copy", "SELECT k, v FROM _rows WHERE v > 3", backfill=False, sort_by=["v"])
     table.insert(rows(*ONE, (2, 2)))
@@ -112,9 +112,7 @@ def test_without_backfill_a_view_has_what_comes_from_now_on(table: Table) -> Non
         (Aggregating(by=("k",), max=("v",), min=("s",)), [(0, 2, "a"), (1, 1, "a")]),
     ],
 )
-def test_final_of_a_merging_view_is_exact_before_and_after_every_merge(
-    memory: Any, merging: Any, expected: Rows
-) -> None:
+def test_final_of_a_merging_view_is_the_same_after_a_merge(memory: Any, merging: Any, expected: Rows) -> None:
     table = make(memory)
     table.insert([{"k": 0, "v": 1, "s": "a"}])
     view = table.create_view("merged", "SELECT * FROM _rows", merging=merging, sort_by=["k"])
@@ -170,14 +168,14 @@ def test_every_type_goes_through_a_view_unchanged(memory: Any) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_rows_have_all_columns_of_the_table_and_a_batch_may_lack_some(table: Table) -> None:
+def test_a_view_query_sees_all_columns_of_the_table(table: Table) -> None:
     table.insert(rows(*BASE, label="x"))
     view = table.create_view("labels", "SELECT label, count(*) AS n FROM _rows GROUP BY ALL", merging=None)
     table.insert(rows(*TWO))
     assert content(view, "label, n") == [("x", 2), (None, 1)]
 
 
-def test_rows_are_what_is_stored_after_the_insert_query_with_ids_and_without_misfits(memory: Any) -> None:
+def test_a_view_query_sees_the_stored_rows(memory: Any) -> None:
     table = make(memory, insert_query="SELECT k, v * 2 AS v FROM _rows", row_id=True, required=["v"])
     view = table.create_view("copy", "SELECT k, v, _row_id FROM _rows")
     commit = table.insert([{"k": 0, "v": 1}, {"k": 1, "v": None}], on_conflict="quarantine")
@@ -186,7 +184,7 @@ def test_rows_are_what_is_stored_after_the_insert_query_with_ids_and_without_mis
 
 
 @pytest.mark.long
-def test_a_stored_partition_column_does_not_choose_the_view_s_partitions(memory: Any) -> None:
+def test_a_stored_partition_column_does_not_partition_the_view(memory: Any) -> None:
     table = make(memory, preserve_partition=True, path_columns={"d": "VARCHAR"})
     view = table.create_view("totals", "SELECT sum(v)::BIGINT AS v FROM _rows")
     table.insert([{"_partition": f"d={n}", "v": n} for n in range(3)])
@@ -213,7 +211,7 @@ def test_an_insert_that_leaves_no_rows_in_its_source_feeds_nothing(memory: Any) 
 
 
 @pytest.mark.parametrize("chosen", [{}, {"_partition": pa.array([], pa.string())}], ids=["", "chosen partitions"])
-def test_a_batch_without_rows_asks_no_query_and_brings_no_column(memory: Any, chosen: dict[str, pa.Array]) -> None:
+def test_a_batch_without_rows_runs_no_query_and_adds_no_column(memory: Any, chosen: dict[str, pa.Array]) -> None:
     table = make(memory, insert_query="SELECT count(*) AS n, max(v) AS last FROM _rows", required=["last"])
     view = table.create_view("counts", "SELECT count(*) AS n FROM _rows")
     without_rows: list[Any] = [[], pa.table({"v": pa.array([], pa.int64()), **chosen})]
@@ -226,7 +224,7 @@ def test_a_batch_without_rows_asks_no_query_and_brings_no_column(memory: Any, ch
 
 
 @pytest.mark.sampled(cases=1)
-def test_an_answer_without_rows_is_no_part_of_the_view(table: Table) -> None:
+def test_a_result_without_rows_adds_no_part_to_the_view(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("large", "SELECT k, v FROM _rows WHERE v > 100")
     table.insert(rows(*ONE))
@@ -236,7 +234,7 @@ def test_an_answer_without_rows_is_no_part_of_the_view(table: Table) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_refresh_may_leave_nothing_and_then_the_view_has_nothing(table: Table) -> None:
+def test_a_refresh_may_empty_the_view(table: Table) -> None:
     table.insert(rows((0, 101)))
     view = table.create_view("large", "SELECT k, v FROM _rows WHERE v > 100")
     table.overwrite(rows(*BASE))
@@ -265,9 +263,7 @@ def test_a_refresh_may_leave_nothing_and_then_the_view_has_nothing(table: Table)
         ("taken", TableExists),
     ],
 )
-def test_names_that_cannot_be_a_view_s_are_refused_and_nothing_is_made(
-    local: Any, name: str, error: type[Exception]
-) -> None:
+def test_an_invalid_view_name_is_rejected(local: Any, name: str, error: type[Exception]) -> None:
     table = make(local)
     Table.create(local.below("taken").uri, storage_options=local.storage_options)
     before = listing(local)
@@ -288,7 +284,7 @@ def test_names_that_cannot_be_a_view_s_are_refused_and_nothing_is_made(
         "",
     ],
 )
-def test_a_query_that_asks_for_more_than_the_rows_is_refused_and_nothing_is_made(local: Any, query: str) -> None:
+def test_a_query_of_more_than_the_rows_is_rejected(local: Any, query: str) -> None:
     table = make(local)
     before = listing(local)
     with pytest.raises(InvalidQuery):
@@ -308,9 +304,7 @@ def test_a_query_that_asks_for_more_than_the_rows_is_refused_and_nothing_is_made
         ("SELECT 'd=1/../..' AS _partition, v FROM _rows", InvalidPartitionValue),
     ],
 )
-def test_an_insert_that_a_view_cannot_take_is_refused_before_anything_is_written(
-    local: Any, query: str, error: type[Exception]
-) -> None:
+def test_an_insert_that_a_view_cannot_store_is_rejected(local: Any, query: str, error: type[Exception]) -> None:
     table = make(local, required=["v"])
     table.create_view("first", "SELECT k, v FROM _rows")
     table.create_view("view", query, schema={"v": "BIGINT"}, sort_by=["v"])
@@ -323,7 +317,7 @@ def test_an_insert_that_a_view_cannot_take_is_refused_before_anything_is_written
     assert content(table) == BASE
 
 
-def test_numbers_become_those_of_the_view_where_no_value_changes(memory: Any) -> None:
+def test_numbers_are_converted_to_the_types_of_the_view_without_loss(memory: Any) -> None:
     table = make(memory)
     view = table.create_view("sums", "SELECT sum(v) AS v FROM _rows", schema={"v": "BIGINT"})
     table.insert(rows(*BASE))
@@ -334,7 +328,7 @@ def test_numbers_become_those_of_the_view_where_no_value_changes(memory: Any) ->
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_view_that_is_gone_is_named_before_anything_is_written(shared_place: Any) -> None:
+def test_a_missing_view_is_named_before_anything_is_written(shared_place: Any) -> None:
     table = make(shared_place)
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     store = view.handle.store
@@ -354,7 +348,7 @@ def _prefix(table: Table) -> str:
     return table.handle.keys.log_prefix.removesuffix("_log/")
 
 
-def test_what_is_no_view_is_refused(memory: Any) -> None:
+def test_an_unknown_view_is_rejected(memory: Any) -> None:
     table = make(memory)
     for act in (partial(table.refresh_view, "copy"), partial(table.drop_view, "copy")):
         with pytest.raises(InvalidOption, match="no view 'copy'"):
@@ -362,7 +356,7 @@ def test_what_is_no_view_is_refused(memory: Any) -> None:
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_dropped_view_keeps_its_rows_and_gets_no_more(table: Table) -> None:
+def test_a_dropped_view_keeps_its_rows_and_is_not_updated(table: Table) -> None:
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     table.insert(rows(*BASE))
     table.drop_view("copy")
@@ -394,7 +388,7 @@ def test_a_view_of_a_view_is_fed_by_the_inserts_into_the_first_table(table: Tabl
 
 
 @pytest.mark.parametrize("ring", [("events",), ("a", "events"), ("a", "b", "a")])
-def test_a_ring_of_views_that_somebody_wrote_by_hand_is_refused(ring: tuple[str, ...]) -> None:
+def test_a_forged_cycle_of_views_is_rejected(ring: tuple[str, ...]) -> None:
     clock = ManualClock()
     world = Siblings(lambda *_: None)
     for name, view in zip(("events", *ring), (*ring, ""), strict=True):
@@ -421,9 +415,7 @@ def test_a_ring_of_views_that_somebody_wrote_by_hand_is_refused(ring: tuple[str,
         lambda t: t.merge(),
     ],
 )
-def test_what_changes_rows_that_are_there_reaches_a_view_at_its_refresh(
-    memory: Any, change: Callable[[Table], object]
-) -> None:
+def test_other_changes_reach_a_view_at_its_refresh(memory: Any, change: Callable[[Table], object]) -> None:
     table = make(memory, partition_by=["k AS p"])
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     for _ in range(2):
@@ -435,10 +427,10 @@ def test_what_changes_rows_that_are_there_reaches_a_view_at_its_refresh(
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_program_that_has_the_table_open_feeds_the_view_once_it_has_read_the_log(table: Table) -> None:
+def test_an_open_table_feeds_a_new_view_after_it_reads_the_log(table: Table) -> None:
     table.insert(rows(*BASE))
     other = again(table)
-    other.insert(rows(*TWO))  # it knows the columns, so it need not read the log to append
+    other.insert(rows(*TWO))  # an append of known columns does not read the log
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     other.insert(rows((7, 7)))
     assert content(view) == sorted([*BASE, *TWO])
@@ -450,7 +442,7 @@ def test_a_program_that_has_the_table_open_feeds_the_view_once_it_has_read_the_l
 
 
 @pytest.mark.sampled(cases=1)
-def test_a_table_whose_log_is_elsewhere_has_its_views_whole_beside_its_parts(shared_place: Any) -> None:
+def test_views_of_a_table_with_a_separate_log_are_beside_its_parts(shared_place: Any) -> None:
     table = make(shared_place, log_uri=shared_place.below("logs/events").uri, required=["v"])
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     commit = again(table).insert([*rows(*BASE), {"k": 9, "v": None}], on_conflict="quarantine")
@@ -465,25 +457,16 @@ def test_a_table_whose_log_is_elsewhere_has_its_views_whole_beside_its_parts(sha
 
 
 @pytest.mark.sampled(cases=1)
-def test_many_inserters_at_once_all_feed_the_view(shared_place: Any) -> None:
+def test_concurrent_inserts_all_feed_the_view(shared_place: Any) -> None:
     table = make(shared_place)
     view = table.create_view("totals", TOTALS, merging=SUMMED)
-    failures: list[BaseException] = []
 
     def write(number: int, own: Table) -> None:
-        try:
-            for n in range(3):
-                own.insert(rows((number, n)), txn=(f"app-{number}", n) if number % 2 else None)
-        except BaseException as error:
-            failures.append(error)
+        for n in range(3):
+            own.insert(rows((number, n)), txn=(f"app-{number}", n) if number % 2 else None)
 
-    tables = [again(table) for _ in range(4)]
-    threads = [threading.Thread(target=write, args=pair) for pair in enumerate(tables)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4), [again(table) for _ in range(4)]))
     assert content(view, "k, n, v", "final") == [(k, 3, 3) for k in range(4)]
     view.merge()
     assert content(view, "k, n, v") == [(k, 3, 3) for k in range(4)]
@@ -504,99 +487,76 @@ def shared_world() -> Siblings:
     return Siblings(_begin)
 
 
-@pytest.fixture
-def world(shared_world: Siblings) -> Iterator[Siblings]:
-    shared_world.reset()
-    yield shared_world
-    shared_world.reset()
-
-
 def insert(table: Table, batch: Rows = ONE, txn: tuple[str, int] | None = None) -> Commit:
     return table.insert(rows(*batch), txn=txn)
 
 
-def there(world: Siblings) -> tuple[Rows, Rows, Rows]:
-    """Rows of the three tables; those of the last as they would be in the first."""
+def all_rows(world: Siblings) -> tuple[Rows, Rows, Rows]:
+    """Return the rows of the three tables, those of `doubled` with half of their values."""
     doubled = [(k, v // 2) for k, v in world.rows("doubled", "k", "v")]
     return world.rows("events", "k", "v"), world.rows("copy", "k", "v"), sorted(doubled, key=repr)
 
 
 def all_of(*batches: Rows) -> tuple[Rows, Rows, Rows]:
-    found: Rows = sorted((row for batch in (BASE, *batches) for row in batch), key=repr)
-    return found, found, found
+    expected: Rows = sorted((row for batch in (BASE, *batches) for row in batch), key=repr)
+    return expected, expected, expected
 
 
-def check_nothing_is_shown_too_early(world: Siblings) -> None:
-    """What a view shows was committed to its source, in this very moment too."""
-    source, copy, doubled = map(Counter, there(world))
+def check_no_view_is_ahead(world: Siblings) -> None:
+    """Check that all rows of a view are committed to its source."""
+    source, copy, doubled = map(Counter, all_rows(world))
     assert copy <= source
     assert doubled <= copy
-
-
-# Right after a request leaves what right before the next one does, but for the last: one of them a day is enough.
-CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER], ids=lambda f: f.name)
-#: Every second request, from the first or the second on.
-HALVES = pytest.mark.parametrize("half", [0, 1])
-ANSWERS = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
 
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
 @HALVES
-def test_after_a_crash_anywhere_the_same_txn_completes_all_tables_exactly_once(
-    world: Siblings, fault: Fault, half: int
-) -> None:
+def test_the_same_txn_after_a_crash_completes_all_tables(world: Siblings, fault: Fault, half: int) -> None:
     act = partial(insert, txn=TXN)
     seen = set()
-    for request in islice(world.requests(act), half, None, 2):
-        table, store = world.actor()
+    for request, table, store in world.attempts(act, half):
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
             act(table)
-        check_nothing_is_shown_too_early(world)
-        seen.add(tuple(map(len, there(world))))
+        check_no_view_is_ahead(world)
+        seen.add(tuple(map(len, all_rows(world))))
         act(world.table())
-        assert there(world) == all_of(ONE), request
+        assert all_rows(world) == all_of(ONE), request
         assert act(world.table()).repeated
-        assert there(world) == all_of(ONE), request
+        assert all_rows(world) == all_of(ONE), request
     assert seen >= {(2, 2, 2), (4, 2, 2), (4, 4, 2)}, "each commit was the last one for once"
 
 
 @pytest.mark.sampled(cases=1)
 @CRASHES
 @HALVES
-def test_after_a_crash_without_a_txn_a_refresh_of_each_view_puts_them_right(
-    world: Siblings, fault: Fault, half: int
-) -> None:
-    for request in islice(world.requests(insert), half, None, 2):
-        table, store = world.actor()
+def test_a_refresh_repairs_views_after_a_crash_without_a_txn(world: Siblings, fault: Fault, half: int) -> None:
+    for request, table, store in world.attempts(insert, half):
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
             insert(table)
-        check_nothing_is_shown_too_early(world)
-        source, *_ = there(world)
+        check_no_view_is_ahead(world)
+        source, *_ = all_rows(world)
         assert source in (all_of()[0], all_of(ONE)[0])
         world.table().refresh_view("copy")
         world.table("copy").refresh_view("doubled")
-        assert there(world) == (source, source, source), request
+        assert all_rows(world) == (source, source, source), request
 
 
 @pytest.mark.sampled(cases=1)
-@ANSWERS
+@LOST_RESPONSES
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 @HALVES
-def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
-    world: Siblings, fault: Fault, txn: tuple[str, int] | None, half: int
-) -> None:
+def test_a_lost_response_is_recovered(world: Siblings, fault: Fault, txn: tuple[str, int] | None, half: int) -> None:
     act = partial(insert, txn=txn)
-    for request in islice(world.requests(act), half, None, 2):
-        table, store = world.actor()
+    for request, table, store in world.attempts(act, half):
         store.inject(fault, number=request.number)
         try:
             act(table)
         except (StoreUnavailable, CommitStateUnknown, StaleView) as error:
-            check_nothing_is_shown_too_early(world)
-            source, *_ = there(world)
+            check_no_view_is_ahead(world)
+            source, *_ = all_rows(world)
             if isinstance(error, StaleView):
                 assert source == all_of(ONE)[0], request
             if isinstance(error, StoreUnavailable) and txn is None:
@@ -607,41 +567,29 @@ def test_an_answer_that_is_lost_anywhere_is_survived_or_says_what_to_do(
             else:
                 world.table().refresh_view("copy")
                 world.table("copy").refresh_view("doubled")
-            assert there(world) == (source, source, source), request
+            assert all_rows(world) == (source, source, source), request
         else:
-            assert there(world) == all_of(ONE), request
+            assert all_rows(world) == all_of(ONE), request
 
 
 @pytest.mark.sampled(cases=1)
 @HALVES
-def test_two_who_try_the_same_txn_at_once_leave_one_batch_in_each_table(world: Siblings, half: int) -> None:
+def test_two_concurrent_inserts_of_a_txn_store_one_batch(world: Siblings, half: int) -> None:
     act = partial(insert, txn=TXN)
-    for request in islice(world.requests(act), half, None, 2):
-        table, store = world.actor()
-
-        def meanwhile(now: Any, number: int = request.number, store: FaultyStore = store) -> None:
-            if now.number == number:
-                store.before = None
-                act(world.table())
-
-        store.before = meanwhile
+    for request, table, store in world.attempts(act, half):
+        act_before(store, lambda: act(world.table()), number=request.number)
         act(table)
-        assert there(world) == all_of(ONE), request
+        assert all_rows(world) == all_of(ONE), request
         assert world.unnamed() == set(), request
 
 
-def test_a_source_that_is_refused_at_the_last_moment_leaves_no_part_of_a_view(world: Siblings) -> None:
+def test_an_insert_rejected_at_its_commit_leaves_no_part_of_a_view(world: Siblings) -> None:
     table, store = world.actor()
 
-    def bring(request: Any) -> None:
-        if request.kind == "create" and "events/_data/" in request.keys[0]:
-            store.before = None
-            world.table().insert(rows(*TWO, extra="text"))
-
-    store.before = bring
+    act_before(store, lambda: world.table().insert(rows(*TWO, extra="text")), kind="create", key="events/_data/")
     with pytest.raises(SchemaConflict):
         table.insert(rows(*ONE, extra=1))
-    assert there(world) == all_of(TWO)
+    assert all_rows(world) == all_of(TWO)
     assert world.unnamed() == set()
 
 
@@ -657,45 +605,45 @@ def behind(world: Siblings, name: str, txn: tuple[str, int] | None) -> StaleView
 
 
 @pytest.mark.long
-def test_a_view_that_cannot_be_published_is_told_and_its_own_views_wait_for_it(world: Siblings) -> None:
+def test_an_unpublished_view_and_its_own_views_are_stale(world: Siblings) -> None:
     error = behind(world, "copy", None)
     assert "['copy']" in str(error)
     assert "Do not insert again: refresh_view('copy')" in str(error)
-    assert there(world) == (all_of(ONE)[0], *all_of()[1:])
+    assert all_rows(world) == (all_of(ONE)[0], *all_of()[1:])
     world.table().refresh_view("copy")
     world.table("copy").refresh_view("doubled")
-    assert there(world) == all_of(ONE)
+    assert all_rows(world) == all_of(ONE)
 
 
-def test_a_view_of_a_view_that_is_behind_is_told_by_its_way(world: Siblings) -> None:
+def test_a_stale_view_of_a_view_is_named_by_its_path(world: Siblings) -> None:
     assert "['copy/doubled']" in str(behind(world, "doubled", None))
-    assert there(world) == (*all_of(ONE)[:2], all_of()[2])
+    assert all_rows(world) == (*all_of(ONE)[:2], all_of()[2])
     world.table("copy").refresh_view("doubled")
-    assert there(world) == all_of(ONE)
+    assert all_rows(world) == all_of(ONE)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["copy", "doubled"])
-def test_the_same_txn_again_completes_a_view_that_is_behind(world: Siblings, name: str) -> None:
+def test_a_retry_with_the_same_txn_completes_a_stale_view(world: Siblings, name: str) -> None:
     assert f"Insert again with the same txn {TXN}" in str(behind(world, name, TXN))
     assert insert(world.table(), txn=TXN).repeated
-    assert there(world) == all_of(ONE)
+    assert all_rows(world) == all_of(ONE)
 
 
 @pytest.mark.long
-def test_the_same_txn_after_a_refresh_does_not_double_the_view(world: Siblings) -> None:
+def test_a_retry_after_a_refresh_does_not_duplicate_rows(world: Siblings) -> None:
     behind(world, "copy", TXN)
     world.table().refresh_view("copy")
     assert insert(world.table(), txn=TXN).repeated
-    assert there(world) == all_of(ONE), "the view of the view was behind, and was completed"
+    assert all_rows(world) == all_of(ONE), "the view of the view was behind, and was completed"
     world.table("copy").refresh_view("doubled")
     assert insert(world.table(), txn=TXN).repeated
-    assert there(world) == all_of(ONE)
+    assert all_rows(world) == all_of(ONE)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("backfill", [True, False])
-def test_a_txn_from_before_the_view_feeds_it_no_second_time(world: Siblings, backfill: bool) -> None:
+def test_a_repeated_txn_from_before_the_view_does_not_feed_it(world: Siblings, backfill: bool) -> None:
     insert(world.table(), txn=TXN)
     world.table().create_view("late", "SELECT k, v FROM _rows", backfill=backfill)
     held = world.rows("late", "k", "v")
@@ -706,7 +654,7 @@ def test_a_txn_from_before_the_view_feeds_it_no_second_time(world: Siblings, bac
     assert world.rows("late", "k", "v") == sorted([*held, *TWO], key=repr)
 
 
-def test_a_refresh_remembers_transactions_of_the_view_s_own(world: Siblings) -> None:
+def test_a_refresh_keeps_the_transactions_of_the_view(world: Siblings) -> None:
     insert(world.table("copy"), TWO, txn=("direct", 1))
     insert(world.table(), txn=TXN)
     world.table().refresh_view("copy")
@@ -714,19 +662,14 @@ def test_a_refresh_remembers_transactions_of_the_view_s_own(world: Siblings) -> 
 
 
 @pytest.mark.long
-def test_a_view_whose_column_got_another_type_meanwhile_is_behind(world: Siblings) -> None:
+def test_a_view_whose_column_changed_its_type_is_stale(world: Siblings) -> None:
     world.table().create_view("typed", "SELECT k, v AS fresh FROM _rows", backfill=False)
     table, store = world.actor()
 
-    def bring(request: Any) -> None:
-        if request.kind == "create" and "events/_log/" in request.keys[0]:
-            store.before = None
-            world.table("typed").insert([{"fresh": "text"}])
-
-    store.before = bring
+    act_before(store, lambda: world.table("typed").insert([{"fresh": "text"}]), kind="create", key="events/_log/")
     with pytest.raises(StaleView, match="typed"):
         insert(table)
-    assert there(world) == all_of(ONE), "the others are fed all the same"
+    assert all_rows(world) == all_of(ONE), "the others are fed all the same"
     assert world.unnamed() == set()
     with pytest.raises(SchemaConflict):
         world.table().refresh_view("typed")
@@ -739,14 +682,11 @@ def test_a_view_whose_column_got_another_type_meanwhile_is_behind(world: Sibling
 @CRASHES
 @pytest.mark.parametrize("inserted", [False, True], ids=["", "inserted before the next try"])
 @HALVES
-def test_after_a_crash_anywhere_in_its_creation_a_view_can_be_created_again(
-    world: Siblings, fault: Fault, inserted: bool, half: int
-) -> None:
+def test_a_crashed_creation_of_a_view_is_repeated(world: Siblings, fault: Fault, inserted: bool, half: int) -> None:
     def create(table: Table) -> None:
         table.create_view("late", "SELECT k, v FROM _rows", sort_by=["v"])
 
-    for request in islice(world.requests(create), half, None, 2):
-        table, store = world.actor()
+    for request, table, store in world.attempts(create, half):
         store.inject(fault, number=request.number)
         with pytest.raises(Crash):
             create(table)
@@ -759,7 +699,7 @@ def test_after_a_crash_anywhere_in_its_creation_a_view_can_be_created_again(
         assert [v.name for v in healthy.spec.views] == ["copy", "late"]
 
 
-def test_a_table_that_is_there_is_not_taken_for_the_view(world: Siblings) -> None:
+def test_an_existing_table_is_not_used_as_the_view(world: Siblings) -> None:
     for name, spec in (("empty", TableSpec(id="x")), ("used", TableSpec(id="x", sort_by=("k",)))):
         world.beside(name).create(f"lake/{name}/_table.json", encode_spec(spec))
     insert(world.table("used"))
@@ -767,10 +707,10 @@ def test_a_table_that_is_there_is_not_taken_for_the_view(world: Siblings) -> Non
         with pytest.raises(TableExists):
             world.table().create_view(name, "SELECT k, v FROM _rows")
     assert [v.name for v in world.table().spec.views] == []
-    assert there(world) == all_of()
+    assert all_rows(world) == all_of()
 
 
-def test_the_spec_in_the_log_and_what_older_programs_see_of_it(world: Siblings) -> None:
+def test_views_are_visible_after_the_log_is_read(world: Siblings) -> None:
     state = world.state("events")
     assert isinstance(next(iter(state.effective.values())).file, LogFile)
     assert not isinstance(state.spec, msgspec.UnsetType)
@@ -782,7 +722,7 @@ def test_the_spec_in_the_log_and_what_older_programs_see_of_it(world: Siblings) 
 
 
 @pytest.mark.long
-def test_a_table_that_somebody_wrote_into_the_spec_is_not_written_to(local: Place) -> None:
+def test_another_table_forged_into_the_spec_is_not_written(local: Place) -> None:
     victim = Table.create(local.below("lake/victim").uri)
     victim.insert([{"p": 1}])
     source = Table.create(local.below("lake/src").uri)

@@ -88,7 +88,7 @@ def test_bodies_in_memory_are_limited_and_given_back() -> None:
 def test_a_tenant_has_half_of_the_room_of_a_table_that_others_write_too() -> None:
     waiting = PendingBytes(100)
     with waiting.room("acme", 90, shared=True):  # a single request may have any size
-        with pytest.raises(RequestRejected, match="Too many of this tenant's events wait") as refusal:
+        with pytest.raises(RequestRejected, match="Too many rows of this tenant are pending") as refusal:
             waiting.room("acme", 1, shared=True).__enter__()
         assert (refusal.value.status, dict(refusal.value.headers)) == (429, {"retry-after": "1"})
         with waiting.room("globex", 30, shared=True), waiting.room("globex", 20, shared=True):

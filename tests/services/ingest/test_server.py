@@ -6,8 +6,7 @@ import http.client
 import json
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 import pytest
 
 from icedb import Table
-from tests.support.ingest.ingest_process import KEY, OTHER_KEY, Client, IngestProcess, Reply
+from tests.support.ingest.ingest_process import KEY, OTHER_KEY, IngestClient, IngestProcess, IngestReply
 from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
 from tests.support.object_stores.stores import Place, S3Server
-
-WAIT_SECONDS_MAX = 60
+from tests.support.waiting import SECONDS_MAX, wait_until
 
 
 def config(
@@ -53,46 +51,34 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def send(service: IngestProcess, *ids: str) -> Reply:
-    with Client(service.endpoint) as client:
+def send(service: IngestProcess, *ids: str) -> IngestReply:
+    with IngestClient(service.endpoint) as client:
         return client.send("events", [{"id": i} for i in ids])
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.02)
-
-
 def pending(service: IngestProcess) -> int:
-    with Client(service.admin) as admin:
-        text = admin.ask("GET", "/metrics").body.decode()
-    return int(
-        float(next(line.split()[-1] for line in text.splitlines() if line.startswith("icedb_ingest_pending_rows{")))
-    )
+    lines = service.metrics().splitlines()
+    return int(float(next(line.split()[-1] for line in lines if line.startswith("icedb_ingest_pending_rows{"))))
 
 
 def ready(service: IngestProcess) -> Any:
-    with Client(service.admin) as admin:
+    with IngestClient(service.admin) as admin:
         reply = admin.ask("GET", "/readyz")
-        return reply.status, reply.said.get("reasons")
+        return reply.status, reply.json.get("reasons")
 
 
 @pytest.mark.process
-def test_pending_rows_are_committed_and_acknowledged_before_the_exit(
-    tmp_path: Path, executor: ThreadPoolExecutor
-) -> None:
+def test_pending_rows_are_acknowledged_before_the_exit(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     table = 'delay_max = "10m"\nbytes_max = 1000\npending_bytes_max = 1000'
     with IngestProcess(config(str(tmp_path / "events"), table=table)) as service:
-        first: Future[Reply] = executor.submit(send, service, "x" * 950)
-        until(lambda: pending(service) == 1)
+        first: Future[IngestReply] = executor.submit(send, service, "x" * 950)
+        wait_until(lambda: pending(service) == 1, "the row is pending")
         full = send(service, "y" * 600)
-        assert (full.status, full.said["error"]) == (503, "unavailable")
+        assert (full.status, full.json["error"]) == (503, "unavailable")
         assert int(full.headers["retry-after"]) >= 1
-        assert ready(service) == (503, ["table 'events' has too much waiting to be committed"])
+        assert ready(service) == (503, ["table 'events' has too many pending rows"])
         service.signal(signal.SIGTERM)
-        assert first.result(WAIT_SECONDS_MAX).said["accepted"] == 1
+        assert first.result(SECONDS_MAX).json["accepted"] == 1
         assert service.wait() == 0
     assert Table.open(tmp_path / "events").snapshot().rows == 1
 
@@ -111,7 +97,7 @@ class StoreGate:
             raise ConnectionError
         if request.kind == "PUT" and not self.open.is_set():
             self.waiting += 1
-            self.open.wait(WAIT_SECONDS_MAX)
+            self.open.wait(SECONDS_MAX)
 
 
 @pytest.fixture
@@ -131,31 +117,32 @@ def test_without_the_store_no_request_is_acknowledged(
     store, options = gate
     server = 'commit_timeout = "1s"\nstop_timeout = "1s"'
     with IngestProcess(config(s3.uri, server=server, table='delay_max = "10ms"', options=options)) as service:
-        until(lambda: send(service, "before").status == 200)
+        wait_until(lambda: send(service, "before").status == 200, "the service is ready")
         store.open.clear()
         slow = send(service, "slow-1", "slow-2")
         assert (slow.status, slow.headers["retry-after"]) == (503, "5")
         store.open.set()
-        until(lambda: send(service, "slow-1", "slow-2").status == 200)  # with the same ids, so rows are committed once
+        # With the same ids, so rows are committed once.
+        wait_until(lambda: send(service, "slow-1", "slow-2").status == 200, "the retry is acknowledged")
         store.broken = True
         assert send(service, "away").status == 503
-        until(lambda: ready(service) == (503, ["table 'events' cannot be reached"]))
+        wait_until(lambda: ready(service) == (503, ["table 'events' cannot be reached"]), "it is not ready")
         assert s3.uri not in service.access_text()
         store.broken = False
-        until(lambda: send(service, "away").status == 200)
+        wait_until(lambda: send(service, "away").status == 200, "the store is reachable again")
         assert ready(service) == (200, None)
         store.open.clear()
         never = executor.submit(send, service, "never")
-        until(lambda: pending(service) == 1)
+        wait_until(lambda: pending(service) == 1, "the row is pending")
         service.signal(signal.SIGTERM)
         assert service.wait() == 0  # the exit has a time limit
         with pytest.raises((http.client.HTTPException, OSError)):
-            raise_for(never.result(WAIT_SECONDS_MAX))
+            raise_for(never.result(SECONDS_MAX))
     rows = Table.open(s3.uri, storage_options=s3.storage_options).query("SELECT id FROM t ORDER BY id").fetchall()
     assert [i for (i,) in rows if i != "never"] == ["away", "before", "slow-1", "slow-2"]
 
 
-def raise_for(reply: Reply) -> None:
+def raise_for(reply: IngestReply) -> None:
     """Raise an error for a response that is not 2xx."""
     if reply.status != 200:
         raise http.client.HTTPException(reply.status)
@@ -169,34 +156,32 @@ def test_a_second_signal_ends_it_at_once(
     with IngestProcess(config(s3.uri, table='delay_max = "10ms"', options=options)) as service:
         store.open.clear()
         never = executor.submit(send, service, "never")
-        until(lambda: store.waiting > 0)
+        wait_until(lambda: store.waiting > 0, "the put waits")
         service.signal(signal.SIGTERM)
-        until(lambda: ready(service)[0] == 503)
-        assert ready(service) == (503, ["it is stopping"])
+        wait_until(lambda: ready(service)[0] == 503, "it is stopping")
+        assert ready(service) == (503, ["the service is stopping"])
         service.signal(signal.SIGTERM)
         assert service.wait() == -signal.SIGTERM
         with pytest.raises((http.client.HTTPException, OSError)):
-            never.result(WAIT_SECONDS_MAX)
+            never.result(SECONDS_MAX)
 
 
 @pytest.mark.process
-def test_two_services_of_one_table_commit_an_id_once_and_keys_change_while_they_run(
-    tmp_path: Path, executor: ThreadPoolExecutor
-) -> None:
+def test_two_services_commit_an_id_once_and_reload_their_keys(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     text = config(str(tmp_path / "events"), table='delay_max = "10ms"')
     (tmp_path / "ingest.toml").write_text(text)
     with IngestProcess(text) as one, IngestProcess(tmp_path / "ingest.toml") as two:
         replies = [executor.submit(send, s, f"id-{n}", f"id-{n + 1}") for n in range(4) for s in (one, two)]
-        accepted = sum(r.result(WAIT_SECONDS_MAX).said["accepted"] for r in replies)
+        accepted = sum(r.result(SECONDS_MAX).json["accepted"] for r in replies)
         assert accepted == 5
         (tmp_path / "ingest.toml").write_text(text.replace(KEY, ""))  # an invalid file
         two.signal(signal.SIGHUP)
-        until(lambda: "the tenants are unchanged" in two.errors())
+        wait_until(lambda: "the tenants are unchanged" in two.errors(), "the invalid file is reported")
         assert send(two, "still").status == 200
         (tmp_path / "ingest.toml").write_text(text.replace(KEY, OTHER_KEY))
         two.signal(signal.SIGHUP)
-        until(lambda: send(two, "new").status == 401)
-        with Client(two.endpoint, key=OTHER_KEY) as client:
+        wait_until(lambda: send(two, "new").status == 401, "the old key is rejected")
+        with IngestClient(two.endpoint, key=OTHER_KEY) as client:
             assert client.send("events", {"id": "new"}).status == 200
         assert KEY not in two.errors()
     ids = Table.open(tmp_path / "events").query("SELECT id FROM t ORDER BY id").fetchall()

@@ -73,10 +73,10 @@ def test_columns_declared_by_another_program_are_used_after_a_refresh(tmp_path: 
 @pytest.mark.parametrize(
     ("error", "message", "reached"),
     [
-        (StoreUnavailable("s3://secret-place/events: no answer"), "does not answer", False),
-        (CommitStateUnknown("s3://secret-place/events: published or not"), "is not known", True),
-        (AccessDenied("s3://secret-place/events: 403"), "its operator has to look", True),
-        (CorruptLog("s3://secret-place/events: torn", key="x"), "its operator has to look", True),
+        (StoreUnavailable("s3://secret-place/events: no answer"), "does not respond", False),
+        (CommitStateUnknown("s3://secret-place/events: published or not"), "may or may not have succeeded", True),
+        (AccessDenied("s3://secret-place/events: 403"), "the operator must repair it", True),
+        (CorruptLog("s3://secret-place/events: torn", key="x"), "the operator must repair it", True),
         (
             SchemaConflict(
                 "s3://secret-place/events: 'a' is BIGINT in '_log/1_host-1-a.jsonl', DATE in '_log/2_host-2-b.jsonl'",
@@ -84,7 +84,7 @@ def test_columns_declared_by_another_program_are_used_after_a_refresh(tmp_path: 
                 types=("BIGINT", "DATE"),
                 log_files=("_log/1_host-1-a.jsonl", "_log/2_host-2-b.jsonl"),
             ),
-            "its operator has to look",
+            "the operator must repair it",
             True,
         ),
     ],
@@ -108,7 +108,7 @@ def test_server_errors_are_logged_and_hidden_from_clients(
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(BufferFull("no room"), "Too much waits"), (TimeoutError(), "takes too long: whether it happens is not known")],
+    [(BufferFull("no room"), "Too many rows are pending"), (TimeoutError(), "timed out and may still succeed")],
 )
 def test_a_full_buffer_differs_from_a_commit_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str

@@ -44,12 +44,12 @@ from tests.support.proxy.proxy_clients import (
     run_aws,
 )
 from tests.support.proxy.proxy_process import ProxyProcess
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.s3
 
 DOMAIN = "s3.example.com"
 MANY = 5_000
-LOG_SECONDS_MAX = 30
 # Values that paths must encode, or that clients could interpret.
 ODD = ["a b", "a/b", "100%", "x=y", "1+1", "%20", "zürich", "日本", "a&b?c#d", "*", "[x]", "..", "'q'", "", None]
 
@@ -64,30 +64,21 @@ domains = ["{domain}", "localhost"]
 [[tenant]]
 name = "acme"
 keys = [{{ id = "ACMEKEY1", secret = "{acme}" }}]
-[[tenant.bucket]]
-name = "events"
-table = "{lake}/events"
-[[tenant.bucket]]
-name = "odd"
-table = "{lake}/odd"
-[[tenant.bucket]]
-name = "many"
-table = "{many}"
+bucket = [
+    {{ name = "events", table = "{lake}/events" }},
+    {{ name = "odd", table = "{lake}/odd" }},
+    {{ name = "many", table = "{many}" }},
+]
 
 [[tenant]]
 name = "narrow"
 keys = [{{ id = "NARROWKEY1", secret = "{narrow}" }}]
-[[tenant.bucket]]
-name = "events"
-table = "{lake}/events"
-partitions = ["u=42"]
+bucket = [{{ name = "events", table = "{lake}/events", partitions = ["u=42"] }}]
 
 [[tenant]]
 name = "other"
 keys = [{{ id = "OTHERKEY1", secret = "{narrow}" }}]
-[[tenant.bucket]]
-name = "secrets"
-table = "{lake}/events"
+bucket = [{{ name = "secrets", table = "{lake}/events" }}]
 """
 
 
@@ -164,13 +155,12 @@ def _make_many(path: Path) -> None:
 
 def _logged(world: ProxiedLake, seen: int, enough: Callable[[list[str]], bool]) -> list[str]:
     """Return path and query of requests after `seen` lines of the access log, which follow the responses."""
-    deadline = time.monotonic() + LOG_SECONDS_MAX
-    while True:
-        lines = [f"{unquote(line['path'])}?{line['query']}" for line in world.proxy.access_log()[seen:]]
-        if enough(lines):
-            return lines
-        assert time.monotonic() < deadline, lines
-        time.sleep(0.05)
+
+    def lines() -> list[str]:
+        return [f"{unquote(line['path'])}?{line['query']}" for line in world.proxy.access_log()[seen:]]
+
+    wait_until(lambda: enough(lines()), "the requests are logged")
+    return lines()
 
 
 def _keys(access: Access, bucket: str) -> list[str]:

@@ -20,7 +20,7 @@ import pytest
 
 from icedb import Table
 from icedb.services.proxy.config.tenants import AccessKey
-from tests.services.proxy.test_server import certificates, rest_of  # noqa: F401  # a fixture
+from tests.services.proxy.test_server import allow_files, certificates, rest_of, value  # noqa: F401  # a fixture
 from tests.support.proxy.proxy_attacks import replies
 from tests.support.proxy.proxy_process import ProxyProcess
 from tests.support.proxy.proxy_worlds import signed_headers
@@ -97,13 +97,6 @@ def listing_is_answered(port: int, context: ssl.SSLContext | None = None) -> boo
 
 def files_of(proxy: ProxyProcess) -> int:
     return len(list(Path(f"/proc/{proxy.process.pid}/fd").iterdir()))
-
-
-def allow_files(pid: int, wanted: int) -> None:
-    """Raise the limit of open files of a process, as far as the system allows."""
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
 
 
 # ------------------------------------------------------------------------------------------ answers not read
@@ -186,15 +179,9 @@ def answer_over_tls(proxy: ProxyProcess, certificates: Path) -> bytes:  # noqa: 
         return rest_of(sock)
 
 
-def metric(proxy: ProxyProcess, name: str) -> float:
-    with urllib.request.urlopen(f"{proxy.admin}/metrics", timeout=DEADLINE_SECONDS) as answer:
-        lines = answer.read().decode().splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
-
-
 def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
     """With 600 clients, 50 connections and long timeouts, the proxy has open files left for other clients."""
-    allow_files(os.getpid(), 2_000)
+    allow_files(2_000)
     with ProxyProcess(lake.config("connections = 50\n" + with_tls(certificates))) as proxy:
         resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (300, 300))
         before = files_of(proxy)
@@ -224,14 +211,14 @@ def test_a_tls_connection_beyond_the_limit_gets_503(lake: OnePartLake, sockets: 
 
 
 def test_it_accepts_again_once_files_can_be_opened(lake: OnePartLake, sockets: ExitStack) -> None:
-    allow_files(os.getpid(), 2_000)
+    allow_files(2_000)
     with ProxyProcess(lake.config('connections = 500\nheader_timeout = "1h"')) as proxy:
         pid = proxy.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (files_of(proxy) + 10, hard))
         for _ in range(50):
             sockets.enter_context(connect(proxy.port))
-        wait_until(lambda: "cannot accept connections: Too many open files" in proxy.errors(), "nothing is said")
+        wait_until(lambda: "cannot accept connections: Too many open files" in proxy.errors(), "the error is logged")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         assert listing_is_answered(proxy.port)
 
@@ -247,7 +234,7 @@ def test_a_malformed_body_fails_only_its_request(lake: OnePartLake) -> None:
         assert statuses(port, signed_request(port, "/events/at-once", more=[chunked]) + b"ZZZ\r\n") == [400]
         with connect(port) as sock:
             sock.sendall(signed_request(port, "/events/later", more=[chunked]) + b"1\r\na")
-            wait_until(lambda: metric(proxy, "icedb_proxy_requests_in_progress") == 1, "it does not wait for the body")
+            wait_until(lambda: value(proxy, "icedb_proxy_requests_in_progress") == 1, "it does not wait for the body")
             sock.sendall(b"\r\nZZZ\r\n")
             (reply,) = replies(rest_of(sock))
         assert (reply.status, reply.texts("Code")) == (400, ["InvalidRequest"])

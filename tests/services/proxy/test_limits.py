@@ -9,6 +9,7 @@ import pytest
 from icedb.services.proxy.config.tenants import Tenant, TenantLimits
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.s3.s3_errors import S3Error
+from tests.support.proxy.proxy_worlds import in_still_loop
 
 
 class ManualTime:
@@ -73,42 +74,33 @@ def test_another_limit_holds_for_the_next_request() -> None:
 # ------------------------------------------------------------------------------------------------ bytes
 
 
-def test_a_second_of_bytes_goes_at_once_and_the_rest_at_the_rate() -> None:
+@in_still_loop
+async def test_a_second_of_bytes_goes_at_once_and_the_rest_at_the_rate() -> None:
     time, slow = ManualTime(), tenant(bytes_per_second=1_000)
     gate = gate_of(time)
     moments = []
-
-    async def download() -> None:
-        with gate.enter(slow):
-            for _ in range(8):
-                await gate.spend(slow, 500)
-                moments.append(time.now)
-
-    asyncio.run(download())
+    with gate.enter(slow):
+        for _ in range(8):
+            await gate.spend(slow, 500)
+            moments.append(time.now)
     assert moments == pytest.approx([0, 0, 0.5, 1, 1.5, 2, 2.5, 3])
 
 
-def test_a_piece_larger_than_a_second_waits_for_all_of_it() -> None:
+@in_still_loop
+async def test_a_piece_larger_than_a_second_waits_for_all_of_it() -> None:
     time, slow = ManualTime(), tenant(bytes_per_second=1_000)
     gate = gate_of(time)
-
-    async def download() -> None:
-        with gate.enter(slow):
-            await gate.spend(slow, 5_500)
-
-    asyncio.run(download())
+    with gate.enter(slow):
+        await gate.spend(slow, 5_500)
     assert time.now == pytest.approx(4.5)
 
 
-def test_without_a_limit_no_request_waits() -> None:
+@in_still_loop
+async def test_without_a_limit_no_request_waits() -> None:
     time = ManualTime()
     gate = gate_of(time)
-
-    async def download() -> None:
-        with gate.enter(tenant()):
-            await gate.spend(tenant(), 10**12)
-
-    asyncio.run(download())
+    with gate.enter(tenant()):
+        await gate.spend(tenant(), 10**12)
     assert time.now == 0
 
 
@@ -154,32 +146,26 @@ def test_a_cancelled_download_releases_its_turn() -> None:
     assert time.now < 100
 
 
-def test_another_rate_holds_for_downloads_under_way() -> None:
+@in_still_loop
+async def test_another_rate_holds_for_downloads_under_way() -> None:
     time = ManualTime()
     gate = gate_of(time)
-
-    async def download() -> None:
-        slow, fast = tenant(bytes_per_second=10), tenant(bytes_per_second=1_000)
-        with gate.enter(slow):
-            task = asyncio.create_task(gate.spend(slow, 10_000))
-            await asyncio.sleep(0)
-            with gate.enter(fast):
-                await task
-
-    asyncio.run(download())
+    slow, fast = tenant(bytes_per_second=10), tenant(bytes_per_second=1_000)
+    with gate.enter(slow):
+        task = asyncio.create_task(gate.spend(slow, 10_000))
+        await asyncio.sleep(0)
+        with gate.enter(fast):
+            await task
     assert 9 <= time.now <= 13, "not the thousand seconds of the old rate"
 
 
-def test_a_new_request_does_not_fill_the_bucket() -> None:
+@in_still_loop
+async def test_a_new_request_does_not_fill_the_bucket() -> None:
     time, slow = ManualTime(), tenant(bytes_per_second=100)
     gate = gate_of(time)
-
-    async def downloads() -> None:
-        for _ in range(10):
-            with gate.enter(slow):
-                await gate.spend(slow, 100)
-
-    asyncio.run(downloads())
+    for _ in range(10):
+        with gate.enter(slow):
+            await gate.spend(slow, 100)
     assert time.now == pytest.approx(9)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import PlainTextResponse
 
+from icedb.services.http.admin import admin_app
 from icedb.services.proxy.metrics import TENANTS_MAX, ProxyMetrics
-from icedb.services.proxy.server import _admin_app
 
 DEADLINE_SECONDS = 20
 
@@ -86,8 +85,7 @@ def test_a_scrape_does_not_block_requests() -> None:
             return b"in time" if healthy.wait(DEADLINE_SECONDS) else b"too late"
 
     looked = threading.Event()
-    running: Any = SimpleNamespace(started=True, should_exit=False)
-    app = _admin_app(Slow(), looked.set, running)
+    app = admin_app({"/health": lambda: PlainTextResponse("ok\n")}, Slow(), looked.set)
 
     async def ask() -> str:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:

@@ -74,13 +74,8 @@ def proxy(world: OnePartTable) -> Iterator[ProxyProcess]:
 
 
 def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
-    config = Config(
-        signature_version="s3v4",
-        retries={"total_max_attempts": 1},
-        s3={"addressing_style": "path"},
-        connect_timeout=30,
-        read_timeout=60,
-    )
+    options: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}}
+    config = Config(signature_version="s3v4", connect_timeout=30, read_timeout=60, **options)
     return boto3.client(
         "s3", endpoint_url=endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1",
         config=config,
@@ -167,9 +162,7 @@ def test_an_object_is_returned_whole(world: OnePartTable, proxy: ProxyProcess) -
     assert body_of(world, proxy.endpoint, KEY, SECRET).read() == world.content
 
 
-def test_a_port_that_is_taken_is_one_line_and_status_2(
-    world: OnePartTable, proxy: ProxyProcess, tmp_path: Path
-) -> None:
+def test_a_port_in_use_is_one_line_and_status_2(world: OnePartTable, proxy: ProxyProcess, tmp_path: Path) -> None:
     address = f"127.0.0.1:{proxy.port}"
     done = run(written(tmp_path, world.config().replace("127.0.0.1:0", address)))
     assert (done.returncode, done.stdout) == (2, "")
@@ -317,7 +310,7 @@ def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProc
 
 def test_a_thousand_slow_clients_do_not_block_others(world: OnePartTable) -> None:
     """The timeouts are long, so only the eviction of idle connections makes room."""
-    _allow_files(3_000)
+    allow_files(3_000)
     config = world.config('connections = 100\nheader_timeout = "1h"')
     with ProxyProcess(config) as proxy, ExitStack() as sockets:
         slow = []
@@ -359,7 +352,8 @@ def _is_healthy(proxy: ProxyProcess) -> bool:
         return False
 
 
-def _allow_files(wanted: int) -> None:
+def allow_files(wanted: int) -> None:
+    """Raise the limit of open files of this process, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
@@ -394,9 +388,7 @@ def test_tls(world: OnePartTable, certificates: Path) -> None:
             assert rest_of(silent) == b"", "a connection without a handshake is closed"
 
 
-def test_a_key_of_another_certificate_is_one_line_and_status_2(
-    world: OnePartTable, certificates: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_tls_key_is_one_line_and_status_2(world: OnePartTable, certificates: Path, tmp_path: Path) -> None:
     server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/b.key"'
     done = run(written(tmp_path, world.config(server)))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

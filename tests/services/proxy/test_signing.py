@@ -332,9 +332,7 @@ PUT_SHA256 = "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"
         ),
     ],
 )
-def test_examples_of_aws(
-    method: str, path: str, query: str, more: dict[str, str], payload: str, signature: str
-) -> None:
+def test_aws_examples(method: str, path: str, query: str, more: dict[str, str], payload: str, signature: str) -> None:
     """The examples of "Authenticating Requests: Using the Authorization Header" in S3's API reference."""
     headers = {"host": AWS_HOST, "x-amz-content-sha256": payload, "x-amz-date": AWS_AT} | more
     value = f"Credential={AWS_KEY_ID}/{AWS_SCOPE},SignedHeaders={';'.join(sorted(headers))},Signature={signature}"
@@ -344,7 +342,7 @@ def test_examples_of_aws(
     )
 
 
-def test_example_of_aws_for_presigned_addresses() -> None:
+def test_the_aws_example_of_a_presigned_url() -> None:
     query = (
         "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request"
         "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host"

@@ -29,20 +29,13 @@ from icedb.engines import arrow
 from icedb.icedb import IceDBv3
 from icedb.storage.location import parse_location
 
-__all__ = ["SECRET", "Case", "Escape", "World", "cases", "entries", "hostile_values", "try_case"]
+__all__ = ["SECRET", "Escape", "FuzzCase", "FuzzTarget", "cases", "entries", "hostile_values", "try_case"]
 
 #: Text that no message may hold.
 SECRET = "S3CR3T-of-the-fuzz"
 #: Words of internals that no message may hold.
-_INTERNALS = (
-    "Traceback",
-    "site-packages",
-    "icedb-write-",
-    "icedb-rewrite-",
-    "Stack Trace",
-    " object at 0x",
-    "<lambda>",
-)
+_INTERNALS = ("Traceback", "site-packages", "icedb-write-", "icedb-rewrite-", "Stack Trace", " object at 0x",
+              "<lambda>")  # fmt: skip
 #: Classes of which callers make no values, and which only hold what the library gave.
 _MADE_BY_CALLERS = ("Timing", "Thresholds", "Tiers", "Dedup", "Replacing", "Aggregating", "FileMarker", "LogMetadata",
                     "LogTombstone", "S3Client", "IceLogIO", "IceDBv3", "BufferedWriter")  # fmt: skip
@@ -138,15 +131,12 @@ def hostile_values(folder: Path) -> list[Callable[[], object]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ what is called
-
-
 @dataclass(frozen=True)
-class Entry:
+class PublicCall:
     """A public call: its name, and the function that finds it in a world."""
 
     name: str
-    bound: Callable[[World], Callable[..., object]]
+    bound: Callable[[FuzzTarget], Callable[..., object]]
     parameters: Mapping[str, inspect.Parameter]
 
     def __repr__(self) -> str:
@@ -162,17 +152,17 @@ def _methods(class_: type) -> Iterator[str]:
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
-    """Every public function, constructor and method of `icedb`, and of the readers that need no service."""
-    made: dict[str, Entry] = {}
+def entries() -> tuple[PublicCall, ...]:
+    """Return every public function, constructor and method of `icedb`, and of the readers that need no service."""
+    made: dict[str, PublicCall] = {}
 
-    def add(name: str, bound: Callable[[World], Callable[..., object]], function: Callable[..., Any]) -> None:
+    def add(name: str, bound: Callable[[FuzzTarget], Callable[..., object]], function: Callable[..., Any]) -> None:
         parameters = dict(inspect.signature(function).parameters)
         parameters.pop("self", None), parameters.pop("cls", None)
         named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-        made.setdefault(name, Entry(name, bound, named))
+        made.setdefault(name, PublicCall(name, bound, named))
 
-    owners: list[tuple[type, Callable[[World], object]]] = [
+    owners: list[tuple[type, Callable[[FuzzTarget], object]]] = [
         (Table, lambda w: w.table), (Snapshot, lambda w: w.table.snapshot()), (Changes, lambda w: w.table.changes()),
         (QueryResult, lambda w: w.table.query("SELECT * FROM t")), (BufferedWriter, lambda w: w.buffered()),
         (IceDBv3, lambda w: w.v3()), (IceLogIO, lambda _: IceLogIO("host")), (S3Client, lambda w: w.client()),
@@ -190,8 +180,8 @@ def entries() -> tuple[Entry, ...]:
     return tuple(made.values())
 
 
-def _right(name: str, world: World) -> object:
-    """A value that a parameter takes; KeyError for a parameter that is new here."""
+def _right(name: str, world: FuzzTarget) -> object:
+    """Return a valid value of a parameter. Raises KeyError for an unknown parameter."""
     values: dict[str, Callable[[], object]] = {
         "data": lambda: [{"a": 7, "s": "y"}], "rows": lambda: [{"a": 7, "s": "y"}], "uri": world.fresh,
         "source": lambda: str(world.folder / "more.parquet"), "target": world.fresh, "sql": lambda: "SELECT * FROM t",
@@ -213,19 +203,19 @@ def _right(name: str, world: World) -> object:
 
 
 @dataclass(frozen=True)
-class Case:
+class FuzzCase:
     """One call: the entry, and which parameters get which hostile values."""
 
     seed: int
-    entry: Entry
+    entry: PublicCall
     wrong: Mapping[str, int]
 
     def __repr__(self) -> str:
         return f"seed {self.seed}: {self.entry.name}({', '.join(self.wrong)})"
 
 
-def cases(seeds: range, world: World) -> Iterator[Case]:
-    """A case for each seed; the entries come in turn, so that each is called in every few hundred.
+def cases(seeds: range, world: FuzzTarget) -> Iterator[FuzzCase]:
+    """Return a case for each seed. The entries alternate, so each is called in every few hundred cases.
 
     Most values have a type that the parameter takes: what goes wrong then is not seen at the border.
     """
@@ -234,14 +224,11 @@ def cases(seeds: range, world: World) -> Iterator[Case]:
         chance = random.Random(seed)
         entry = all_entries[seed % len(all_entries)]
         names = chance.sample(sorted(entry.parameters), k=min(len(entry.parameters), chance.choice([1, 1, 1, 2])))
-        yield Case(seed, entry, {name: chance.choice(world.likely(entry, name, chance)) for name in names})
+        yield FuzzCase(seed, entry, {name: chance.choice(world.likely(entry, name, chance)) for name in names})
 
 
-# ------------------------------------------------------------------------------------------------ a world and a try
-
-
-class World:
-    """A table that is made anew after each call that changed it, and a folder of hostile files."""
+class FuzzTarget:
+    """A table that is recreated after each call that changed it, and a folder of hostile files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "files"
@@ -272,15 +259,15 @@ class World:
         self.table = Table.open(str(path))
         self.before = self.contents()
 
-    def likely(self, entry: Entry, name: str, chance: random.Random) -> Sequence[int]:
-        """The values to choose from: of the parameter's type, mostly, or all."""
+    def likely(self, entry: PublicCall, name: str, chance: random.Random) -> Sequence[int]:
+        """Return the values to choose from: mostly those of the parameter's type, or all."""
         annotation = str(entry.parameters[name].annotation)
         kinds = tuple(kind for word, kind in _KINDS.items() if word in annotation)
         some = [n for n, value in enumerate(self.values) if isinstance(value(), kinds)]
         return some if some and chance.random() < 0.7 else range(len(self.values))
 
     def contents(self) -> str:
-        """What the table holds, in another process's eyes."""
+        """Return the content of the table, read by another handle."""
         try:
             return Table.open(self.table.uri).snapshot().id
         except IceDBError as error:
@@ -309,9 +296,9 @@ class World:
 
 @dataclass(frozen=True)
 class Escape:
-    """What is wrong with the outcome of a case."""
+    """A case with a wrong outcome, and why it is wrong."""
 
-    case: Case
+    case: FuzzCase
     values: str
     why: str
 
@@ -325,8 +312,8 @@ def _shown(value: object) -> str:
     return type(value).__name__
 
 
-def try_case(world: World, case: Case) -> Escape | str | None:
-    """The escape; else the name of the error's class, or None when the call succeeded."""
+def try_case(world: FuzzTarget, case: FuzzCase) -> Escape | str | None:
+    """Return the escaped error, or the name of the error's class, or None if the call succeeded."""
     wrong = {name: world.values[n]() for name, n in case.wrong.items()}
     arguments = dict(wrong)
     for name, parameter in case.entry.parameters.items():
@@ -359,7 +346,7 @@ def try_case(world: World, case: Case) -> Escape | str | None:
     return None
 
 
-def _fault_of(error: IceDBError, case: Case) -> str | None:
+def _fault_of(error: IceDBError, case: FuzzCase) -> str | None:
     name, text = type(error).__name__, str(error)
     if len(text) < 15 or "\n\n\n" in text or len(text) > 5_000:
         return f"{name} has a message of {len(text)} characters: {text[:200]}"

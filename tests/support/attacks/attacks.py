@@ -1,4 +1,4 @@
-"""Texts that try to be more than what they stand for, by attack class, in four languages; and where they are tried."""
+"""Hostile texts by attack class, in four languages, and the tables that they attack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from icedb.storage.obstore_store import open_store
 from tests.support.attacks.canary import Canary, contents
 from tests.support.object_stores.stores import BUCKET, Place
 
-#: As a value or a name. `{csv}`, `{folder}` and `{url}` are what the canary guards.
+#: A value or a name. The canary guards `{csv}`, `{folder}` and `{url}`.
 TEXTS = {
     "single quote": "x' OR '1'='1",
     "double quote": "x\" FROM '{csv}' --",
@@ -32,7 +32,7 @@ TEXTS = {
     "internal": "_data/_log/_claims/x",
     "network": "{url}",
 }
-#: As an expression over the columns `a` and `p`.
+#: An expression over the columns `a` and `p`.
 EXPRESSIONS = {
     "single quote": "p = 'x' OR '1'='1",
     "double quote": "p\" FROM '{csv}' --",
@@ -50,7 +50,7 @@ EXPRESSIONS = {
     "internal": "p = '_data/_log/x'",
     "network": "(SELECT count(*) FROM '{url}') = 1",
 }
-#: As a query over `{rows}`.
+#: A query over `{rows}`.
 QUERIES = {
     "single quote": "SELECT *, 'x' OR '1'='1 AS q FROM {rows}",
     "double quote": 'SELECT "a" FROM "{csv}" -- {rows}',
@@ -68,7 +68,7 @@ QUERIES = {
     "internal": "SELECT * FROM '_data/*/*.parquet'",
     "network": "SELECT * FROM read_csv('{url}')",
 }
-#: As the name of a type.
+#: The name of a type.
 TYPES = {
     "single quote": "VARCHAR'",
     "double quote": "VARCHAR\" FROM '{csv}' --",
@@ -91,20 +91,20 @@ assert CLASSES == tuple(EXPRESSIONS) == tuple(QUERIES) == tuple(TYPES)
 
 
 def make_tables(place: Place) -> None:
-    """The tables of a world: one for the attacker, and one that nobody may touch."""
+    """Create the attacked table and a neighbour that no attack may change."""
     for name in ("table", "neighbour"):
         table = Table.create(place.below(name).uri, storage_options=place.storage_options, partition_by=["p"])
         table.insert([{"a": 1, "p": "x", "s": "one"}, {"a": 2, "p": "y", "s": "two"}])
 
 
 @dataclass
-class World:
+class AttackedTables:
     """A table of two rows, another beside it, and everything else that an attack could reach."""
 
     place: Place
     canary: Canary
     table: Table = field(init=False)
-    #: What there was before the attack.
+    #: Every object before the attack.
     before: dict[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class World:
         self.mark()
 
     def mark(self) -> None:
-        """What is there now is what the attack must leave alone."""
+        """Record the state that the attack must not change."""
         self.before = self.everything()
 
     @property
@@ -121,7 +121,7 @@ class World:
 
     @property
     def prefix(self) -> str:
-        """The folder of all tables, as keys of their store begin."""
+        """Return the folder of all tables, with which keys of their store begin."""
         return self.place.uri.removeprefix(f"s3://{BUCKET}/")
 
     def beside(self, name: str) -> Place:
@@ -141,7 +141,7 @@ class World:
         return payloads[attack].format(csv=canary.csv, folder=canary.folder, url=canary.url, rows=rows)
 
     def everything(self) -> dict[str, bytes]:
-        """Every object of the store, with its content, and every file of the test's folder on this machine."""
+        """Return every object of the store, and every local file of the test's folder, with their content."""
         # Not the owner file of the library's temporary folder, which stays as long as something needs the folder.
         files = contents(self.canary.folder.parent)
         host_files = {k: body for k, body in files.items() if not fnmatch(k, "*/icedb-temporary-*/owner")}
@@ -152,7 +152,7 @@ class World:
         return host_files
 
     def new_keys(self) -> list[str]:
-        """What is there since: names below the folder of all tables. Fails if something changed or is gone."""
+        """Return the new names below the folder of all tables. Fails if an object was changed or deleted."""
         after = self.everything()
         assert {key: after.get(key) for key in self.before} == self.before, "something was changed or deleted"
         new = sorted(after.keys() - self.before.keys())

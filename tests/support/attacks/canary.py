@@ -1,4 +1,4 @@
-"""What an attack would touch: files of the host that hold a secret, and an address that notices every visitor."""
+"""Files of the host with a secret, and an address that records every request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = ("secret.csv", "secret.json", "secret.txt", "below/secret.csv")
 
 @dataclass
 class Canary:
-    """A folder of files that nobody may read, change or add to, and a port of 127.0.0.1 that nobody may call."""
+    """A folder of files that an attack must not read or change, and a port that it must not call."""
 
     folder: Path
     port: int
@@ -46,13 +46,13 @@ class Canary:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return every file below a folder."""
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @contextmanager
 def watching(folder: Path) -> Iterator[Canary]:
-    """A canary in a new folder, listening until the context ends."""
+    """Return a canary in a new folder, which listens until the context ends."""
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         canary = Canary(folder, int(server.getsockname()[1]))

@@ -28,7 +28,7 @@ _BESIDES = (
 
 
 def names_in(*folders: str) -> set[str]:
-    """The aliases, relations and qualifiers in the SQL texts of these folders' modules, in small letters."""
+    """Return the aliases, relations and qualifiers in the SQL texts of these folders' modules, in lower case."""
     sources = (path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
     trees = (ast.parse(source) for source in sources if _IS_SQL.search(source))
     names = {name for tree in trees for text in _texts(tree) for name in _names(text)}
@@ -36,7 +36,7 @@ def names_in(*folders: str) -> set[str]:
 
 
 def _texts(tree: ast.Module) -> Iterator[str]:
-    """The string literals; what an f-string puts in is `{}`."""
+    """Return the string literals. Values in f-strings are `{}`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)

@@ -5,7 +5,6 @@ takes it by renaming it after its process, and waits until the file is deleted. 
 where the gates are comes from the environment, see tests/support/dagster/dagster_platform.py.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
 import os
 import sys
@@ -27,12 +26,12 @@ from icedb_dagster import IceDBIOManager, IceDBResource, build_table_definitions
 from icedb_dagster.locking.table_lock import check_pool_held
 
 SETTINGS = "ICEDB_TEST_PLATFORM"
-#: Of each partition of the daily assets.
+#: The rows of each partition of the daily assets.
 ROWS = 10
 
 
 class GatedTable(icedb.Table):
-    """A table whose merges leave behind when they began and ended."""
+    """A table whose merges record when they began and ended."""
 
     run: str
     spans: Path
@@ -75,7 +74,7 @@ class GatedLake(IceDBResource):
 
         store.before, store.after = before, after
         table = GatedTable(open_handle(store, clock=SystemClock()))
-        table.run = f"{os.getpid()} {uuid.uuid4()}"  # the resource is asked once for each run
+        table.run = f"{os.getpid()} {uuid.uuid4()}"  # each run opens the table once
         table.spans = Path(self.folder, "spans", name)
         table.spans.mkdir(parents=True, exist_ok=True)
         return table
@@ -91,7 +90,7 @@ class GatedLake(IceDBResource):
 
 
 def merging_asset(table: str) -> dg.AssetsDefinition:
-    """An exclusive asset as somebody might write it by hand."""
+    """An exclusive asset, as a user might write it."""
     pool = icedb_pool(table)
 
     @dg.asset(name=f"{table}_by_hand", pool=pool)
@@ -103,7 +102,7 @@ def merging_asset(table: str) -> dg.AssetsDefinition:
 
 
 def daily(lake: GatedLake, days: list[str], fails_first: list[str]) -> dg.Definitions:
-    """A partition appended, then the same rows as an overwrite, which fails the first time for some days."""
+    """Append a partition, then overwrite it with the same rows. Fails the first time for some days."""
     partitions = dg.StaticPartitionsDefinition(days)
     of_table = {"partition_by": ["d"], "partition_expr": "d"}
 
@@ -128,7 +127,7 @@ def daily(lake: GatedLake, days: list[str], fails_first: list[str]) -> dg.Defini
 
 
 def definitions() -> dg.Definitions:
-    """Everything of a platform."""
+    """Return all definitions of a platform."""
     settings = json.loads(os.environ[SETTINGS])
     options = {name: dg.EnvVar(name) for name in settings["storage_options"]}
     lake = GatedLake(root=settings["root"], storage_options=options, folder=settings["folder"])

@@ -6,11 +6,9 @@ share the server, so tables, and with them assets and pools, need unique names: 
 PYTEST_DONT_REWRITE: a test module imports this before pytest takes it as a plugin, too late for its asserts.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,19 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-# ruff: noqa: E402 - without the extra there is nothing to import
+import icedb
 from icedb_dagster import IceDBIOManager, IceDBResource
 from icedb_dagster.dev import stack
+from tests.support.processes import run_python
 
 SUPPORT = Path(__file__).parents[1]
 ONE = pa.table({"n": [1]})
 TWO = pa.table({"n": [2]})
 
-#: Materializes assets; raises what they raise.
-Materialize = Callable[..., dg.ExecuteInProcessResult]
-
 
 @pytest.fixture(scope="session")
 def started_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A Postgres server of this process. Yields the variables that lead Dagster to it."""
+    """Start a Postgres server of this process. Yields the variables with which Dagster finds it."""
     project = tmp_path_factory.mktemp("dagster") / "project"
     project.mkdir()
     environ = {k: v for k, v in os.environ.items() if k != "ICEDB_POSTGRES_URL"}
@@ -43,7 +39,7 @@ def started_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
 
 @pytest.fixture(scope="module")
 def environment(started_stack: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The variables that lead Dagster to the stack, set for this module."""
+    """Set the variables with which Dagster finds the stack, for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ICEDB_POSTGRES_URL", raising=False)
         for variable, value in started_stack.items():
@@ -74,27 +70,38 @@ def lake(tmp_path: Path) -> IceDBResource:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A table that no other test has: all share the instance, and with it the pools."""
+    """Return the name of a table that no other test has, because all tests share the instance and its pools."""
     module = request.path.stem.removeprefix("test_")
     return "".join(c if c.isalnum() else "_" for c in f"{module}_{request.node.name}")
 
 
+@dataclass(frozen=True)
+class AssetRun:
+    """Materializes assets in the lake, on the instance. `name`: a table that no other test has."""
+
+    instance: dg.DagsterInstance
+    lake: IceDBResource
+    name: str
+
+    def __call__(self, *assets: Any, io: dict[str, Any] | None = None, **options: Any) -> dg.ExecuteInProcessResult:
+        """Materialize assets. `io` has the fields of the IO manager, `options` are for `dagster.materialize`."""
+        resources = {"io_manager": IceDBIOManager(icedb=self.lake, **(io or {})), "icedb": self.lake}
+        return dg.materialize(list(assets), resources=resources, instance=self.instance, **options)
+
+    def table(self) -> icedb.Table:
+        return self.lake.table(self.name)
+
+    def rows(self, columns: str = "*") -> list[tuple[Any, ...]]:
+        return rows(self.lake, self.name, columns)
+
+
 @pytest.fixture
-def materialize(instance: dg.DagsterInstance, lake: IceDBResource) -> Materialize:
-    """Materializes assets in the lake, on the instance; raises what they raise.
-
-    `io` has the fields of the IO manager; what else is given is for `dagster.materialize`.
-    """
-
-    def run(*assets: Any, io: dict[str, Any] | None = None, **options: Any) -> dg.ExecuteInProcessResult:
-        resources = {"io_manager": IceDBIOManager(icedb=lake, **(io or {})), "icedb": lake}
-        return dg.materialize(list(assets), resources=resources, instance=instance, **options)
-
-    return run
+def run(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> AssetRun:
+    return AssetRun(instance, lake, name)
 
 
 def returning(key: Any, value: Any, metadata: dict[str, Any] | None = None, **options: Any) -> dg.AssetsDefinition:
-    """An asset that returns a value, or what a function gives."""
+    """Return an asset that returns a value, or the result of a function."""
 
     @dg.asset(key=key, metadata=metadata, **options)
     def asset() -> Any:
@@ -104,12 +111,10 @@ def returning(key: Any, value: Any, metadata: dict[str, Any] | None = None, **op
 
 
 def rows(lake: IceDBResource, key: Any, columns: str = "*") -> list[tuple[Any, ...]]:
-    """The rows of an asset's table, in order."""
+    """Return the rows of an asset's table, in order."""
     return lake.table(key).query(f"SELECT {columns} FROM t ORDER BY ALL").fetchall()
 
 
 def run_script(script: str, *arguments: str) -> None:
     """Run a Python file below tests/support in a process of its own. A failure shows its standard error."""
-    command = [sys.executable, str(SUPPORT / script), *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_python(SUPPORT / script, *arguments)

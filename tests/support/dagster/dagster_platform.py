@@ -1,7 +1,7 @@
-"""A whole platform for tests: Postgres, web server and daemon, a code location with gates, tables with known rows.
+"""Postgres, web server and daemon, a code location with gates, and tables with known rows.
 
-The web server is asked in GraphQL, as the UI asks it. Runs are processes that the daemon starts. The tables are exact
-or they are not: `fill` knows every row that it inserts, `audit` looks for each of them, once.
+Requests to the web server are GraphQL, as from the UI. The daemon starts runs as processes. `fill` records every row
+that it inserts, and `audit` checks that each is stored once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.waiting import wait_until
 
 CODE = Path(__file__).with_name("dagster_code.py")
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
-#: What comes after the table's name in the name of the job that merges it.
+#: The name of the job that merges a table, after the name of the table.
 MERGE = "merge_oldest"
 PARTS = 3
 NO_LOGS = "dagster._core.storage.noop_compute_log_manager"
@@ -45,8 +45,32 @@ FORCED_CANCEL = """mutation($run: String!) { terminateRun(runId: $run,
 terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename ... on PythonError { message } } }"""
 
 
+def ask(port: int, query: str, **variables: Any) -> Any:
+    """Send a GraphQL request to the web server at a port, and return the answer."""
+    body = json.dumps({"query": query, "variables": variables})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request("POST", "/graphql", body=body, headers={"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    assert "errors" not in answer, answer
+    [value] = answer["data"].values()
+    assert "message" not in value, value
+    return value
+
+
+def launch_run(port: int, location: str, job: str, assets: Sequence[str] = (), **tags: str) -> str:
+    """Launch a run of a job, or of some of its assets, as the UI does, and return its id."""
+    selector = {"repositoryLocationName": location, "repositoryName": "__repository__", "jobName": job}
+    selection = {"assetSelection": [{"path": [asset]} for asset in assets]} if assets else {}
+    metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
+    params = {"mode": "default", "runConfigData": {}, "executionMetadata": metadata}
+    answer = ask(port, LAUNCH, params={"selector": selector | selection, **params})
+    assert answer["__typename"] == "LaunchRunSuccess", answer
+    return str(answer["run"]["runId"])
+
+
 def quick(config: dict[str, Any]) -> None:
-    """Intervals of a second, for scenarios that are not about how long the shipped ones take."""
+    """Set intervals to a second, for tests that do not depend on the shipped ones."""
     config["run_coordinator"]["config"] = {"dequeue_interval_seconds": 1}
     config["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
     config["run_launcher"]["config"] = {"lost_after_seconds": 10}
@@ -57,7 +81,7 @@ def quick(config: dict[str, Any]) -> None:
 
 
 def shipped(config: dict[str, Any]) -> None:
-    """Just as `icedb-dagster up` installs it."""
+    """Keep the configuration of `icedb-dagster up`."""
 
 
 #: Wait for a condition of the instance: each look at it is a new connection to Postgres.
@@ -66,7 +90,7 @@ until = partial(wait_until, every_seconds=0.5)
 
 @dataclass(frozen=True)
 class Span:
-    """The first and the last moment of a run's merges, and what it lost to other commits."""
+    """The first and the last moment of a run's merges, and its conflicts with other commits."""
 
     began: float
     ended: float
@@ -83,10 +107,8 @@ class Platform:
     port: int
     rows: dict[str, Counter[tuple[int, str]]] = field(default_factory=dict)
 
-    # ------------------------------------------------------------------------------------ tables
-
     def fill(self, *tables: str, days: Sequence[str] = ("2024-01-01",)) -> None:
-        """Make tables with several parts for each day, of rows that are all different."""
+        """Create tables with several parts for each day, of distinct rows."""
         for name in tables:
             table = self.lake.table_or_create(name, partition_by=["d"], sort_by=["id"])
             for batch in range(PARTS):
@@ -95,7 +117,7 @@ class Platform:
                 self.rows.setdefault(name, Counter()).update(rows)
 
     def audit(self, *tables: str, live_parts: int | None = None) -> None:
-        """Each row that was ever inserted is there exactly once, and no object is missing or damaged."""
+        """Check that each inserted row is stored once, and that no object is missing or damaged."""
         for name in tables:
             table = self.lake.table(name)
             assert Counter(table.query("SELECT id, d FROM t").fetchall()) == self.rows[name], name
@@ -106,39 +128,43 @@ class Platform:
                 assert len(table.snapshot().parts) == live_parts, name
 
     def live_parts(self, table: str) -> str:
-        """The keys of a table's live parts, a line for each."""
+        """Return the keys of a table's live parts, a line for each."""
         return "\n".join(sorted(part.key for part in self.lake.table(table).snapshot().parts))
 
     def spans(self, table: str) -> list[Span]:
-        """When the runs worked that merged a table to the end, in order."""
+        """Return the time spans of the completed merges of a table, in order."""
         recorded = [json.loads(file.read_text()) for file in (self.gates / "spans" / table).glob("*.json")]
         recorded.sort(key=lambda merge: (merge["run"], merge["began"]))
         runs = [list(of_run) for _, of_run in groupby(recorded, key=lambda merge: merge["run"])]
         spans = [Span(r[0]["began"], r[-1]["ended"], sum(merge["dropped_groups"] for merge in r)) for r in runs]
         return sorted(spans, key=lambda span: span.began)
 
-    # ------------------------------------------------------------------------------------ gates
-
     @property
     def gates(self) -> Path:
         return self.project / "gates"
 
     def arm(self, table: str, moment: str) -> None:
-        """Stop the next program that comes to that moment."""
+        """Stop the next program that reaches that moment."""
         (self.gates / f"{table}.{moment}").touch()
 
     def reached(self, table: str, moment: str) -> int:
-        """Wait until a program is stopped there; returns its pid."""
+        """Wait until a program is stopped there, and return its pid."""
         name = f"{table}.{moment}.*"
         matches = wait_until(lambda: list(self.gates.glob(name)), f"run of {table} at {moment}")
         return int(matches[0].name.rpartition(".")[2])
 
     def open(self, table: str, moment: str) -> None:
-        """Let it go on; or take the gate away that nobody came to."""
+        """Release the stopped program, or remove an unused gate."""
         for gate in self.gates.glob(f"{table}.{moment}*"):
             gate.unlink()
 
-    # ------------------------------------------------------------------------------------ processes
+    def stop_merges(self, *tables: str, moment: str = "before-claim") -> tuple[list[str], list[int]]:
+        """Fill tables and stop a merge of each at a moment. Returns the runs and the pids."""
+        self.fill(*tables)
+        for table in tables:
+            self.arm(table, moment)
+        runs = [self.merge(table) for table in tables]
+        return runs, [self.reached(table, moment) for table in tables]
 
     def pid(self, service: stack.ServiceName) -> int:
         [matches] = [row.pid for row in stack.status(self.project) if row.name == service]
@@ -146,38 +172,23 @@ class Platform:
         return matches
 
     def up(self) -> None:
-        """Start what does not run any more."""
+        """Start the services that have ended."""
         stack.up(self.project)
 
-    # ------------------------------------------------------------------------------------ runs
-
     def ask(self, query: str, **variables: Any) -> Any:
-        """What the web server answers, as the UI asks it."""
-        body = json.dumps({"query": query, "variables": variables})
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        connection.request("POST", "/graphql", body=body, headers={"Content-Type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
-        connection.close()
-        assert "errors" not in answer, answer
-        [value] = answer["data"].values()
-        assert "message" not in value, value
-        return value
+        """Send a GraphQL request to the web server, and return the answer."""
+        return ask(self.port, query, **variables)
 
     def launch(self, job: str, **tags: str) -> str:
-        """Launch a run as the UI does; returns its id."""
-        selector = {"repositoryLocationName": "tested", "repositoryName": "__repository__", "jobName": job}
-        metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
-        params = {"selector": selector, "mode": "default", "runConfigData": {}, "executionMetadata": metadata}
-        answer = self.ask(LAUNCH, params=params)
-        assert answer["__typename"] == "LaunchRunSuccess", answer
-        return str(answer["run"]["runId"])
+        """Launch a run as the UI does, and return its id."""
+        return launch_run(self.port, "tested", job, **tags)
 
     def merge(self, table: str) -> str:
         """Launch a merge of a table."""
         return self.launch(f"{table}_{MERGE}")
 
     def statuses(self, runs: Sequence[str]) -> list[str]:
-        """How runs are, in their order."""
+        """Return the status of each run, in order."""
         matches = {run.run_id: run for run in self.instance.get_runs(dg.RunsFilter(run_ids=list(runs)))}
         return [matches[run].status.value for run in runs]
 
@@ -186,19 +197,19 @@ class Platform:
         until(lambda: set(self.statuses(runs)) == {"STARTED"}, "start of all runs")
 
     def ended(self, *runs: str) -> list[str]:
-        """Wait until runs have ended; returns how."""
+        """Wait until runs have ended, and return their statuses."""
         until(lambda: {"SUCCESS", "FAILURE", "CANCELED"}.issuperset(self.statuses(runs)), "end of all runs")
         return self.statuses(runs)
 
     def pool(self, table: str) -> Any:
-        """Who holds a table's pool, and who waits for it."""
+        """Return the holders of a table's pool, and the steps that wait for it."""
         return self.instance.event_log_storage.get_concurrency_info(icedb_pool(table))
 
     def holders(self, table: str) -> list[str]:
         return [slot.run_id for slot in self.pool(table).claimed_slots]
 
     def why(self, run: str) -> str:
-        """The errors of a run, for a message."""
+        """Return the errors of a run, for a message."""
         events = [e.dagster_event for e in self.instance.all_logs(run) if e.dagster_event]
         return "\n".join(f"{e.event_type_value}: {e.message} {e.event_specific_data}" for e in events)[-4000:]
 
@@ -234,7 +245,7 @@ def running(
         "days": list(days),
         "fails_first": list(fails_first),
     }
-    kept = dict(os.environ)
+    saved = dict(os.environ)
     os.environ.pop("ICEDB_POSTGRES_URL", None)
     os.environ |= {**(environ or {}), SETTINGS: json.dumps(settings)}
     try:
@@ -250,7 +261,7 @@ def running(
             _signal(int(stopped.name.rpartition(".")[2]), signal.SIGCONT)
         stack.down(project)
         os.environ.clear()
-        os.environ.update(kept)
+        os.environ.update(saved)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -1,6 +1,6 @@
-"""A new project in the current folder, and what `dg` says of it, in one process: each `dg` costs seconds to import.
+"""Create a project in the current folder and run `dg` commands in one process, because importing `dg` takes seconds.
 
-Prints a line of JSON for each command: its words, its exit status, what it printed.
+Prints a line of JSON for each command: its words, exit status and output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENTS = PROJECT / "web_shop" / "defs" / "events" / "defs.yaml"
 
 
 def tell(*what: object) -> None:
-    """A line of what happened."""
+    """Print a line of the story."""
     sys.stdout.write(json.dumps(what) + "\n")
 
 
@@ -31,18 +31,18 @@ def dg(line: str) -> None:
     """Run a command of `dg`, as its own program would, in the project's folder."""
     for module in [name for name in sys.modules if name.partition(".")[0] == "web_shop"]:
         del sys.modules[module]  # a new process would have none
-    said = io.StringIO()
+    output = io.StringIO()
     code: object = None
-    with contextlib.chdir(PROJECT), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.chdir(PROJECT), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             cli.main(shlex.split(line), prog_name="dg")
         except SystemExit as end:
             code = end.code
-    tell(line, code, said.getvalue())
+    tell(line, code, output.getvalue())
 
 
 def main() -> None:
-    """The story: list, scaffold, check; then errors, some for each checker."""
+    """Tell the story: list, scaffold, check; then errors, some for each checker."""
     warnings.simplefilter("ignore")
     create_project(PROJECT)
     dg("list components --json")

@@ -1,10 +1,8 @@
-"""The code location of the test with a real daemon: a table that others fill, with its sensors; and who fills it.
+"""The code location of the test with a real daemon: an external table with its sensors.
 
-Run as a program, it is one of those others: it inserts a row again and again, until a file is there that tells it to
-stop, and writes down each commit. It knows nothing of Dagster.
+Run as a program, it inserts rows without Dagster until the file `stop` exists, and records each commit.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import os
 import sys
 import time

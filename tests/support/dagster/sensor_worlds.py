@@ -1,15 +1,14 @@
-"""Tables on a simulated clock, and Dagster's sensor daemon as far as a sensor can tell, for the tests of sensors.
+"""Tables on a simulated clock and a simulated sensor daemon.
 
-The daemon here does what Dagster's does with an answer: it stores events one by one, or drops the requests whose key a
-run of the instance has and creates the others' runs, and then stores the cursor. It can be killed after any of these.
+As Dagster's daemon, it stores the events of a result one by one, drops run requests whose key a run has, creates the
+other runs, and then stores the cursor. It can be killed after any of these steps.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
@@ -25,12 +24,12 @@ from icedb.transaction.open_table import open_handle
 from icedb.util.clock import SystemClock
 from icedb_dagster import IceDBResource
 
-#: Events have real times, and tell of commits that were before: so simulated times are in the past.
+#: Events have real times and report earlier commits, so simulated times are in the past.
 DAYS_AGO_MS = 3 * 24 * 3_600_000
 
 
-class World:
-    """Tables in memory by name, the time there, and every request that sensors made."""
+class SensorWorld:
+    """Tables in memory by name, their clock, and every request of the sensors."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(SystemClock().now_ms() - DAYS_AGO_MS)
@@ -39,21 +38,21 @@ class World:
         self.opened: list[FaultyStore] = []
 
     def create(self, name: str, **options: Any) -> icedb.Table:
-        """A new table; what is done with it is not counted."""
+        """Create a table. Its requests are not counted."""
         return create_table(self._store(name), self.clock, **options)
 
-    def open(self, name: str) -> icedb.Table:
-        """As a sensor does."""
+    def open(self, name: str, *, skew_ms: int = 0) -> icedb.Table:
+        """Open the table as a sensor does."""
         store = FaultyStore(self._store(name))
         self.opened.append(store)
-        return icedb.Table(open_handle(store, clock=self.clock))
+        return icedb.Table(open_handle(store, clock=self.clock.skewed(skew_ms) if skew_ms else self.clock))
 
     def _store(self, name: str) -> ClockedStore:
         return self.stores.setdefault(name, ClockedStore(self.clock, prefix=name))
 
     @contextmanager
     def counted(self) -> Iterator[list[str]]:
-        """The kinds of the requests that are made meanwhile."""
+        """Count the kinds of requests within the block."""
         before = {id(store): len(store.requests) for store in self.opened}
         made: list[str] = []
         yield made
@@ -61,12 +60,12 @@ class World:
             made += [r.kind for r in store.requests[before.get(id(store), 0) :]]
 
 
-#: A resource is made anew for each tick, and finds its world here.
-WORLDS: dict[str, World] = {}
+#: Dagster constructs the resource for each tick, so it looks up its tables here.
+WORLDS: dict[str, SensorWorld] = {}
 
 
 class SimulatedLake(IceDBResource):
-    """The tables of a world."""
+    """The tables of a `SensorWorld`."""
 
     def table(self, key: Any) -> icedb.Table:
         return WORLDS[self.root].open("/".join(dg.AssetKey.from_coercible(key).path))
@@ -74,29 +73,34 @@ class SimulatedLake(IceDBResource):
 
 @dataclass
 class Daemon:
-    """Evaluates one sensor, and does with its answers what Dagster's daemon does."""
+    """Evaluates one sensor, and applies the results as Dagster's daemon does."""
 
     instance: dg.DagsterInstance
     sensor: dg.SensorDefinition
     lake: IceDBResource
     resource_key: str = "icedb"
     definitions: dg.Definitions | None = None
-    #: Of the code; None: it is in none, as in a test of somebody's own.
+    #: The code location of the sensor; None as in a test without one.
     location: str | None = None
     cursor: str | None = None
     #: The message of the last tick, and the keys of all runs that it created, in order.
-    said: str = ""
+    skip_message: str = ""
     created: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     #: Called with each run that is created.
     launched: Callable[[dg.DagsterRun], None] = lambda run: None
     #: Whose time events have; None: the real one.
     clock: ManualClock | None = None
-    #: What is left of a tick that died after it had stored what it was to do.
+    #: The remaining steps of a tick that died after it had reserved its runs.
     _left: list[Callable[[], None]] = field(default_factory=list)
 
+    def begin(self) -> Self:
+        """Evaluate the first tick, which starts the cursor."""
+        self.tick()
+        return self
+
     def evaluate(self) -> dg.SensorResult:
-        """The sensor's answer to a tick with the stored cursor. Nothing is stored."""
+        """Return the sensor's result for a tick with the stored cursor. Stores nothing."""
         with dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -114,16 +118,16 @@ class Daemon:
         return answer
 
     def tick(self, *, dies_after: int | None = None, reserved: bool = False) -> dg.SensorResult | None:
-        """Evaluate, and do what the answer says; or die after so many events and runs, before the cursor is stored.
+        """Evaluate the sensor and apply the result, or die after this number of events and runs.
 
-        `reserved`: it dies when it had stored the runs that it was to create, so the next tick does the rest.
+        `reserved`: it dies after it has reserved its runs, so the next tick does the rest.
         """
         if self._left:
             while self._left:
                 self._left.pop(0)()
             return None
         answer = self.evaluate()
-        self.said = answer.skip_reason.skip_message or "" if answer.skip_reason else ""
+        self.skip_message = answer.skip_reason.skip_message or "" if answer.skip_reason else ""
         events = [partial(self._report, event) for event in answer.asset_events]
         runs = [partial(self._request, request) for request in answer.run_requests or ()]
         steps = [*events, *runs, partial(self._store, answer)]
@@ -169,7 +173,7 @@ def report_event(
 def add_run(
     instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, *, location: str = "tested", **tags: str
 ) -> dg.DagsterRun:
-    """A run of a job of a code location, as somebody might have launched it."""
+    """Add a run of a job of a code location, as a user might launch it."""
     of_code = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
     return instance.add_run(
         dg.DagsterRun(
@@ -177,13 +181,13 @@ def add_run(
             run_id=make_new_run_id(),
             status=status,
             tags=tags,
-            remote_job_origin=RemoteJobOrigin(of_code, job),  # what is in the queue must have one
+            remote_job_origin=RemoteJobOrigin(of_code, job),  # queued runs must have one
         )
     )
 
 
 def end_run(instance: dg.DagsterInstance, run: dg.DagsterRun, status: dg.DagsterRunStatus) -> None:
-    """A run becomes what it is to be."""
+    """Set the status of a run."""
     kinds = {
         dg.DagsterRunStatus.STARTED: dg.DagsterEventType.RUN_START,
         dg.DagsterRunStatus.SUCCESS: dg.DagsterEventType.RUN_SUCCESS,
@@ -194,8 +198,8 @@ def end_run(instance: dg.DagsterInstance, run: dg.DagsterRun, status: dg.Dagster
     instance.report_dagster_event(event, run.run_id)
 
 
-def told_commits(instance: dg.DagsterInstance, key: Any, *, kind: str = "materialization") -> list[dict[str, Any]]:
-    """The metadata of the events of an asset, plain, in the order in which they were stored."""
+def reported_commits(instance: dg.DagsterInstance, key: Any, *, kind: str = "materialization") -> list[dict[str, Any]]:
+    """Return the plain metadata of an asset's events, in the order in which they were stored."""
     asset = dg.AssetKey.from_coercible(key)
     fetch = instance.fetch_materializations if kind == "materialization" else instance.fetch_observations
     records = fetch(asset, limit=10_000, ascending=True).records

@@ -1,10 +1,9 @@
-"""Clients that send events to a service which is killed again and again, and what they were told."""
+"""Clients that send events to a service that is killed repeatedly, and the answers they got."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 import time
 from collections import Counter
@@ -13,24 +12,22 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from icedb import Table
-from tests.support.ingest.ingest_process import KEY, Client, IngestProcess
+from tests.support.ingest.ingest_process import KEY, IngestClient, IngestProcess
+from tests.support.processes import free_port
 
-#: Of a request.
+#: Events of a request.
 EVENTS = 5
-#: A client that was not answered, or told to come again, waits so long.
+#: The pause of a client after a failed or rejected request.
 AGAIN_SECONDS = 0.05
 
 
 def killing_config(folder: Path, uri: str, storage_options: Mapping[str, str]) -> Path:
-    """A configuration with one table, on a port that is free now and the same after each start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Write a configuration with one table, and a port that is free now and the same after each start."""
     options = "\n".join(f"{name} = {json.dumps(value)}" for name, value in storage_options.items())
     path = folder / "ingest.toml"
     path.write_text(f"""
 [server]
-listen = "127.0.0.1:{port}"
+listen = "127.0.0.1:{free_port()}"
 [storage_options]
 {options}
 [[table]]
@@ -50,7 +47,7 @@ secret = "{KEY}"
     return path
 
 
-class Load:
+class IngestLoad:
     """Threads that send. Events with an id are sent until they are acknowledged, those without once."""
 
     def __init__(self, endpoint: str, threads: int = 8) -> None:
@@ -65,7 +62,7 @@ class Load:
         self.sent_again = 0
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> IngestLoad:
         for thread in self._threads:
             thread.start()
         return self
@@ -82,11 +79,11 @@ class Load:
         while len(self.acknowledged) < target and time.monotonic() < deadline and not self.wrong:
             time.sleep(0.005)
         assert not self.wrong, self.wrong[:3]
-        assert len(self.acknowledged) >= target, "the clients get no answers"
+        assert len(self.acknowledged) >= target, "clients receive no answers"
 
     def _run(self, thread: int) -> None:
         number = 0
-        with Client(self._endpoint, seconds=30) as client:
+        with IngestClient(self._endpoint, seconds=30) as client:
             while not self._stop.is_set():
                 number += 1
                 names = [f"{thread}-{number}-{n}" for n in range(EVENTS)]
@@ -106,16 +103,16 @@ class Load:
                     with self._lock:
                         self.acknowledged |= set(names)
 
-    def _sent(self, client: Client, events: list[dict[str, object]]) -> bool:
+    def _sent(self, client: IngestClient, events: list[dict[str, object]]) -> bool:
         try:
             reply = client.send("events", events)
         except (OSError, http.client.HTTPException):
             self._stop.wait(AGAIN_SECONDS)
             return False
         if reply.status == 200:
-            said = reply.said
-            if said["accepted"] + said["repeated"] != len(events):
-                self.wrong.append(str(said))
+            counts = reply.json
+            if counts["accepted"] + counts["repeated"] != len(events):
+                self.wrong.append(str(counts))
             return True
         if reply.status != 503:
             self.wrong.append(f"{reply.status} {reply.body!r}")
@@ -123,11 +120,11 @@ class Load:
         return False
 
 
-def kill_again_and_again(path: Path, kills: int) -> Load:
-    """Send while the service is killed so many times, then stop it. Returns what clients sent and were told."""
+def kill_again_and_again(path: Path, kills: int) -> IngestLoad:
+    """Kill the service this many times while clients send events, then stop it. Returns the load."""
     with ExitStack() as running:
         service = running.enter_context(IngestProcess(path))
-        load = Load(service.endpoint)
+        load = IngestLoad(service.endpoint)
         with load:
             for number in range(kills):
                 load.wait_for(more=3 * EVENTS)
@@ -139,13 +136,13 @@ def kill_again_and_again(path: Path, kills: int) -> Load:
     return load
 
 
-def check_nothing_lost_or_doubled(table: Table, load: Load) -> None:
-    """Compare what clients were told with the table."""
+def check_nothing_lost_or_doubled(table: Table, load: IngestLoad) -> None:
+    """Compare the acknowledged events with the table."""
     ids = Counter(i for (i,) in table.query("SELECT id FROM t WHERE id IS NOT NULL").fetchall())
     plain = Counter(p for (p,) in table.query("SELECT plain FROM t WHERE plain IS NOT NULL").fetchall())
     assert load.acknowledged <= set(ids), "acknowledged events are lost"
-    assert max(ids.values()) == 1, "an event with an id is there twice"
+    assert max(ids.values()) == 1, "an event with an id is duplicated"
     assert load.plain_acknowledged <= set(plain), "acknowledged events without an id are lost"
     assert set(plain) <= load.plain_sent
-    assert max(plain.values()) == 1, "an event that was sent once is there twice"
+    assert max(plain.values()) == 1, "an event that was sent once is duplicated"
     assert table.verify(deep=True).ok

@@ -1,4 +1,4 @@
-"""A real `icedb ingest` process for tests, and clients that speak HTTP to it."""
+"""An `icedb ingest` process for tests, and HTTP clients for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from tests.support.proxy.proxy_process import ProxyProcess
 
 JSON, LINES, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
@@ -19,26 +21,31 @@ SECRET = "acme-webhook-secret"
 
 
 class IngestProcess(ProxyProcess):
-    """As `ProxyProcess`, of the verb `ingest`."""
+    """A process of `icedb ingest`."""
 
     verb = "ingest"
 
+    def metrics(self) -> str:
+        """Request the metrics in Prometheus's text format."""
+        with IngestClient(self.admin) as admin:
+            return admin.ask("GET", "/metrics").body.decode()
+
 
 @dataclass(frozen=True)
-class Reply:
-    """An answer."""
+class IngestReply:
+    """A response of the service."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     @property
-    def said(self) -> Any:
+    def json(self) -> Any:
         return json.loads(self.body)
 
 
-class Client:
-    """One connection to a service, kept as long as it is open; made anew when it is not."""
+class IngestClient:
+    """A client with one connection to a service. It connects again after an error."""
 
     def __init__(self, endpoint: str, *, key: str = KEY, seconds: float = 60) -> None:
         url = urlsplit(endpoint)
@@ -54,13 +61,15 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
-        """What is answered. Raises OSError and HTTPException when nothing is."""
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> IngestReply:
+        """Send a request and return the response. Raises OSError or HTTPException if there is none."""
         try:
             self._connection.request(method, path, body, dict(headers or {}))
             with self._connection.getresponse() as response:
                 response_headers = {name.lower(): value for name, value in response.getheaders()}
-                return Reply(response.status, response_headers, response.read())
+                return IngestReply(response.status, response_headers, response.read())
         except (OSError, http.client.HTTPException):
             self._connection.close()
             raise
@@ -73,23 +82,31 @@ class Client:
         kind: str = JSON,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        """Send events to a table: bytes as they are, all else as JSON."""
+    ) -> IngestReply:
+        """Send events to a table. Bytes are sent as they are, other values as JSON."""
         body = events if isinstance(events, bytes) else json.dumps(events).encode()
         every = {"authorization": f"Bearer {key or self._key}", "content-type": kind, **(headers or {})}
         return self.ask("POST", f"/v1/tables/{table}/events", body, every)
 
-    def call(self, call: str, document: Any, *, key: str | None = None) -> Reply:
-        """Send a call of Segment's, as its libraries do."""
+    def call(self, call: str, document: Any, *, key: str | None = None) -> IngestReply:
+        """Send a call as Segment's libraries do."""
         user = base64.b64encode(f"{key or self._key}:".encode()).decode()
         headers = {"authorization": f"Basic {user}", "content-type": JSON}
         return self.ask("POST", f"/v1/{call}", json.dumps(document).encode(), headers)
 
 
-def service_config(folder: str, *, server: str = "", events: str = "", more: str = "") -> str:
-    """A configuration with the tables that most tests write: `events`, `shared` of two tenants, and Segment's `calls`.
+def arrow_stream(table: pa.Table, options: pa.ipc.IpcWriteOptions | None = None) -> bytes:
+    """Encode a table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
 
-    `server`, `events` and `more` are lines of [server], of the table `events`, and after all else.
+
+def service_config(folder: str, *, server: str = "", events: str = "", more: str = "") -> str:
+    """Return a configuration with the tables `events`, `shared` of two tenants, and `calls` for Segment.
+
+    `server` and `events` are lines of [server] and of the table `events`. `more` is added at the end.
     """
     return f"""
 [server]

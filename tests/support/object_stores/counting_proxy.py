@@ -1,12 +1,11 @@
-"""An HTTP reverse proxy that counts what a client really asks of an S3 server: for assertions on costs.
+"""An HTTP reverse proxy that counts the requests of a client to an S3 server.
 
-Only the standard library, one thread per connection. The Host header goes through, so signatures stay valid.
+Only the standard library, one thread per connection. The Host header is unchanged, so signatures stay valid.
 """
 
 from __future__ import annotations
 
 import http.client
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.processes import serving
 
 Kind = Literal["PUT", "GET", "HEAD", "LIST", "COPY", "DELETE", "DELETE MANY", "OTHER"]
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
@@ -28,7 +29,7 @@ class HttpRequest:
     kind: Kind
     path: str
     status: int
-    #: The client's end of the connection, by which its process can be told.
+    #: The client's port, which identifies its process.
     client_port: int = 0
     #: Bytes of the body that was sent, and of the one that came back.
     up: int = 0
@@ -42,10 +43,9 @@ Disturb = Callable[[HttpRequest], None]
 
 
 class CountingProxy:
-    """`endpoint` is what the client is given; `requests` is what it asked since the last `reset`.
+    """Clients connect to `endpoint`; `requests` has their requests since the last `reset`.
 
-    `before` is called with each request that the server has not seen yet (its status is 0), `after` with each that it
-    has answered and the client has not heard of.
+    `before` is called before the server gets a request (its status is 0), `after` before the client gets the answer.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -60,28 +60,22 @@ class CountingProxy:
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many requests of each kind there were."""
+        """Return the number of requests of each kind."""
         return dict(Counter(r.kind for r in self.requests))
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget the requests so far."""
         self.requests.clear()
 
     @contextmanager
     def running(self) -> Iterator[CountingProxy]:
         """Serve until the block ends."""
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
+        with serving(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
 
 
 def seen(method: str, path: str, headers: Message | Mapping[str, str], *, client_port: int = 0) -> HttpRequest:
-    """A request as it comes in; `headers` know their names in lower case."""
+    """A received request. `headers` have names in lower case."""
     kind = kind_of(method, path, headers)
     address = urlsplit(path)
     prefix = parse_qs(address.query).get("prefix", [""])[0] if kind == "LIST" else ""
@@ -89,7 +83,7 @@ def seen(method: str, path: str, headers: Message | Mapping[str, str], *, client
 
 
 def kind_of(method: str, path: str, headers: Message | Mapping[str, str]) -> Kind:
-    """What S3 calls this request."""
+    """Return the operation of S3 that a request is."""
     address = urlsplit(path)
     query = parse_qs(address.query, keep_blank_values=True)
     is_object = "/" in address.path.strip("/")
@@ -107,7 +101,7 @@ def kind_of(method: str, path: str, headers: Message | Mapping[str, str]) -> Kin
 
 
 def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class CountingHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
@@ -169,6 +163,6 @@ def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
-            """Say nothing."""
+            """Print nothing."""
 
-    return Handler
+    return CountingHandler

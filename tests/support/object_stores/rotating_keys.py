@@ -1,4 +1,4 @@
-"""Keys that end while somebody uses them, for the tests of credentials that are renewed.
+"""Keys that expire while a client uses them, for the tests of renewed credentials.
 
 A module takes the fixtures with `pytest_plugins = ["tests.support.object_stores.rotating_keys"]`.
 """
@@ -18,8 +18,8 @@ import pytest
 from tests.support.object_stores.stores import ALLOW_ALL, Place, S3Server
 
 
-class Keys:
-    """A user of the S3 server who has one key at a time."""
+class RotatingKeys:
+    """A user of the S3 server with one key at a time."""
 
     def __init__(self, server: S3Server) -> None:
         self.iam, self.user = server.client("iam"), f"rotating-{uuid.uuid4().hex[:8]}"
@@ -31,27 +31,27 @@ class Keys:
         self.rotate()
 
     def rotate(self) -> None:
-        """A new key, and an end to the old one."""
+        """Create a new key and delete the old one."""
         new = self.iam.create_access_key(UserName=self.user)["AccessKey"]
         if self.now:
             self.iam.delete_access_key(UserName=self.user, AccessKeyId=self.now["access_key_id"])
         self.now = {"access_key_id": new["AccessKeyId"], "secret_access_key": new["SecretAccessKey"]}
 
     def __call__(self) -> dict[str, Any]:
-        """As obstore's providers."""
+        """Return the credentials, as obstore's providers do."""
         self.issued.append(self.now["access_key_id"])
         return {**self.now, "expires_at": datetime.now(UTC) + self.expires_in}
 
 
 @pytest.fixture
-def keys(s3_server: S3Server) -> Keys:
-    """The keys of a user of the test's own."""
-    return Keys(s3_server)
+def keys(s3_server: S3Server) -> RotatingKeys:
+    """Create a user for the test, and return its keys."""
+    return RotatingKeys(s3_server)
 
 
 @pytest.fixture
-def profile(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A profile whose credentials a program tells, and which boto3 asks again before they expire."""
+def profile(keys: RotatingKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a profile whose credentials a program prints. boto3 runs it again before they expire."""
     credentials_file = tmp_path / "told.json"
     program = tmp_path / "program.py"
     program.write_text(f"print(open({str(credentials_file)!r}).read())")
@@ -78,5 +78,5 @@ def profile(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def without_keys(place: Place) -> dict[str, str]:
-    """The storage options of a place, but for who asks."""
+    """Return the storage options of a place without its keys."""
     return {k: v for k, v in (place.storage_options or {}).items() if "KEY" not in k}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import boto3
 import pytest
 
 from tests.support.object_stores.azure_containers import create_container
+from tests.support.processes import end_process, free_port
 
 BUCKET = "icedb-tests"
 ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
@@ -66,14 +66,11 @@ class Place:
         return Place(self.kind, f"{self.uri}/{name}", self.storage_options)
 
 
-# ------------------------------------------------------------------------------------------------------- servers
-
-
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     folder = tmp_path_factory.mktemp("ministack")
     for attempt in range(3):  # another process may take the free port before the server binds it
-        port = _free_port()
+        port = free_port()
         process = _start(port, folder / f"server-{attempt}.log", folder)
         try:
             endpoint = f"http://127.0.0.1:{port}"
@@ -81,7 +78,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
                 yield _with_user(endpoint)
                 return
         finally:
-            _end(process)
+            end_process(process, 10)
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
     pytest.fail(f"the S3 server did not start:\n{logs}")
 
@@ -90,12 +87,6 @@ def _client(service: str, endpoint: str, key: str, secret: str) -> Any:
     return boto3.client(
         service, endpoint_url=endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _start(port: int, log: Path, folder: Path) -> subprocess.Popen[bytes]:
@@ -127,15 +118,6 @@ def _wait_until_ready(process: subprocess.Popen[bytes], endpoint: str) -> bool:
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _with_user(endpoint: str) -> S3Server:
     iam = _client("iam", endpoint, "test", "test")
     iam.create_user(UserName="tests")
@@ -148,19 +130,19 @@ def _with_user(endpoint: str) -> S3Server:
 
 @pytest.fixture(scope="session")
 def storage_options(s3_server: S3Server) -> dict[str, str]:
-    """The storage options of the S3 server's bucket."""
+    """Return the storage options of the S3 server's bucket."""
     return s3_server.storage_options
 
 
 @pytest.fixture(scope="session")
 def azure_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The storage options of a container in Azurite, Azure's emulator, which needs Node.js: `make azurite`."""
+    """Return the storage options of a container in Azurite, Azure's emulator (`make azurite`)."""
     program = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=str(AZURITE))
     if program is None:
         pytest.skip("Azurite is not installed. Run: make azurite")
     folder = tmp_path_factory.mktemp("azurite")
     key = base64.b64encode(os.urandom(32)).decode()
-    port = _free_port()
+    port = free_port()
     command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder), "--silent"]
     with (folder / "server.log").open("wb") as out:
         process = subprocess.Popen(
@@ -179,10 +161,7 @@ def azure_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
             "AZURE_STORAGE_ENDPOINT": endpoint,
         }
     finally:
-        _end(process)
-
-
-# -------------------------------------------------------------------------------------------------------- places
+        end_process(process, 10)
 
 
 def _place(kind: str, request: pytest.FixtureRequest) -> Place:
@@ -195,35 +174,35 @@ def _place(kind: str, request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
 def place(request: pytest.FixtureRequest) -> Place:
-    """A place in each kind of store, one after the other."""
+    """Return a place in each kind of store, as a parameter."""
     return _place(request.param, request)
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
 def shared_place(request: pytest.FixtureRequest) -> Place:
-    """A place in each store that several processes can share."""
+    """Return a place in each store that several processes can share, as a parameter."""
     return _place(request.param, request)
 
 
 @pytest.fixture
 def local(request: pytest.FixtureRequest) -> Place:
-    """A folder."""
+    """Return a place in a folder."""
     return _place("local", request)
 
 
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Place:
-    """A prefix in this process's memory."""
+    """Return a place in this process's memory."""
     return _place("memory", request)
 
 
 @pytest.fixture
 def s3(request: pytest.FixtureRequest) -> Place:
-    """A prefix in the S3 server's bucket."""
+    """Return a prefix in the S3 server's bucket."""
     return _place("s3", request)
 
 
 @pytest.fixture
 def azure(azure_options: dict[str, str]) -> Place:
-    """A prefix in a container of Azurite."""
+    """Return a prefix in a container of Azurite."""
     return Place("azure", f"az://{BUCKET}/{uuid.uuid4().hex}/table", azure_options)

@@ -1,4 +1,4 @@
-"""A sender of events with ids, to be killed: says which of them were acknowledged, as soon as they were.
+"""A process that sends events with ids and prints each id as soon as it is acknowledged.
 
 Run as `python buffered_worker.py '<json>'` by tests/buffering/test_processes.py.
 """

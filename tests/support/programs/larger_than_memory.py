@@ -1,8 +1,8 @@
-"""A program that inserts Parquet files under a memory limit and says how much memory it took.
+"""A program that inserts Parquet files under a memory limit and prints its peak memory.
 
     python -m tests.support.programs.larger_than_memory <table> <glob of Parquet files> <memory_bytes>
 
-Its last line is JSON: rows, and the greatest resident memory, in bytes.
+Its last line is JSON: rows, and the peak of resident memory in bytes.
 """
 
 from __future__ import annotations

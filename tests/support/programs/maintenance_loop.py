@@ -1,7 +1,7 @@
-"""A process that maintains a table while others write it: merges, drops of old days and cleanups, again and again.
+"""A process that maintains a table while others write it: merges, drops of old days and cleanups, in a loop.
 
-Run as `python maintenance_loop.py '<json>'` by tests/spark/test_mixed_load.py, until the file `stop` is there;
-credentials come by the environment. What it did goes to the journal, a line of JSON for each act.
+Run as `python maintenance_loop.py '<json>'` by tests/spark/test_mixed_load.py, until the file `stop` exists.
+Credentials come from the environment. The journal has a line of JSON for each act.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from icedb import Table, Timing
 from icedb.errors import OutcomeUnknownError, RetryableError
 
-# As short as it can be on a busy machine: what was superseded is deleted while the load runs.
+# As short as possible on a busy machine, so that superseded parts are deleted during the load.
 TIMING = Timing(max_skew_ms=1_000, commit_timeout_ms=4_000, grace_ms=8_000)
 PAUSE_SECONDS = 0.2
 
@@ -35,7 +35,7 @@ class Days:
         return int((time.time() - self.started) / self.seconds)
 
 
-#: What is done in a round, with the oldest day to be kept; each gives how much it did.
+#: The operations of a round, by the oldest day to keep. Each returns how much it did.
 ACTS: dict[str, Callable[[Table, int], int]] = {
     "merged_parts": lambda table, _: table.merge().merged_parts,
     "merged_log_files": lambda table, _: len(table.merge_log().merged_log_files),
@@ -59,7 +59,7 @@ def main(task: dict[str, Any]) -> None:
 
 
 def arguments(uri: str, days: Days, journal: Path, stop: Path) -> str:
-    """What this program is called with."""
+    """Return the arguments of this program."""
     return json.dumps({"uri": uri, "days": asdict(days), "journal": str(journal), "stop": str(stop)})
 
 

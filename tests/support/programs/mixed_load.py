@@ -3,9 +3,9 @@
     python tests/support/programs/mixed_load.py --uri s3://bucket/table --seconds 120 --seed 7
 
 Four writers, two mergers, two readers, one that overwrites, drops, rewrites and deletes, and one that cleans up and
-sweeps orphans, all with times of seconds instead of hours. An acknowledged batch must be there whole and once, one
-that was not acknowledged whole and once or not at all; what a reader sees must be so at every moment. The last line
-has the figures. The seed decides who is killed when, as far as a machine's own timing lets it.
+sweeps orphans, all with times of seconds instead of hours. An acknowledged batch must be stored completely and once;
+an unacknowledged one completely and once, or not at all. This holds for every read. The last line has the figures. The
+seed decides which process is killed when, as far as the machine's timing allows.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["icedb.table", "icedb.testing", "pyarrow.dataset", "ssl"])
 KILL_EVERY_S = (0.1, 0.7)
 STOP_SECONDS_MAX = 240
-# The last merge meets nobody, and finds all that those before it, killed or too slow, have left.
+# The last merge is alone, and finds all that killed or slow merges have left.
 AT_REST = replace(TIMING, part_timeout_ms=20_000, min_age_ms=40_000)
 # A machine that does much else runs on until each role has done something.
 PATIENCE_S = 240
-#: What a journal says of work that was done.
+#: Keys of journal lines of finished work.
 DONE = {"ack", "done", "read"}
 
 
-class Load:
-    """The processes, and who was killed how often."""
+class MixedLoad:
+    """The processes, and the number of kills."""
 
     def __init__(self, uri: str, folder: Path, seed: int) -> None:
         self.uri, self.folder, self.seed = uri, folder, seed
@@ -79,7 +79,7 @@ class Load:
                 self.start(ended)
 
     def _kill(self, role: str, *, at_once: bool) -> None:
-        """Most of the time when it has done something: on a busy machine nobody would ever come to."""
+        """Kill a role, mostly after it has finished some work, so that a busy machine makes progress."""
         lines = read_journal(self.folder / f"{role}.jsonl")
         opened = [n for n, line in enumerate(lines) if line.get("opened") == self._lives[role]]
         if opened and (at_once or any(DONE & line.keys() for line in lines[opened[0] :])):
@@ -123,7 +123,7 @@ class Load:
 
 
 def audit(table: Table, folder: Path) -> None:
-    """Every acknowledged batch is there, nothing else than was meant, each whole and once; and the table is sound."""
+    """Check that every acknowledged batch is stored, each batch completely and once, and that the table is sound."""
     snapshot = table.snapshot()
     visible, intended, acknowledged = check_batches(snapshot), batches(folder, "intent"), batches(folder, "ack")
     if acknowledged - visible or visible - intended:
@@ -135,7 +135,7 @@ def audit(table: Table, folder: Path) -> None:
 
 
 def finish(table: Table, folder: Path, *, sweep: bool) -> None:
-    """What was begun as a transaction is tried once more; then nothing that is dead may be left."""
+    """Repeat unfinished transactions, then check that no dead object is left."""
     writer = WRITERS["once-a"]
     for _, batch in sorted(b for b in batches(folder, "intent") - batches(folder, "ack") if b[0] == writer):
         table.insert(batch_rows(writer, batch, attempt="last", brings=True), txn=("once", batch))
@@ -167,7 +167,7 @@ def main() -> None:
     table.insert([{"k": CHANGING, "writer": CHANGING, "batch": 0, "i": 0, "total": 1, "attempt": ""}])
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="icedb-mixed-load-") as name:
-        load = Load(options.uri, Path(name), options.seed)
+        load = MixedLoad(options.uri, Path(name), options.seed)
         try:
             load.run(options.seconds)
             load.stop()

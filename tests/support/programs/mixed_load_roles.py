@@ -28,16 +28,11 @@ from icedb.storage.obstore_store import open_store
 from icedb.testing import FaultyStore, Request
 from icedb.transaction.open_table import open_handle
 
-# As short as their rules allow on a busy machine: a run of a minute sees claims voided, grace periods end, orphans go.
+# As short as possible on a busy machine, so that claims become void and grace periods end within a minute.
 TIMING = Timing(
-    max_skew_ms=1_000,
-    commit_timeout_ms=2_000,
-    grace_ms=8_000,
-    part_timeout_ms=6_000,
-    min_age_ms=12_000,
-    late_ms=60_000,
+    max_skew_ms=1_000, commit_timeout_ms=2_000, grace_ms=8_000, part_timeout_ms=6_000, min_age_ms=12_000, late_ms=60_000
 )
-# S3 tells times in whole seconds, and this machine may be slow to look at its clock.
+# S3 reports times in whole seconds, and a busy machine reads its clock late.
 SLACK_MS = 1_500
 # Nothing is published this far back any more.
 SETTLED_MS = TIMING.commit_timeout_ms + 2 * TIMING.max_skew_ms + SLACK_MS
@@ -60,7 +55,7 @@ class MortalStore(FaultyStore):
 
 
 class Journal:
-    """A file of one role over all its lives: each line is in it for good before the role goes on."""
+    """A file of one role over all its lives. Each line is synced before the role continues."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -76,7 +71,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def batches(folder: Path, kind: str) -> set[Batch]:
-    """Those that any writer meant to write (`intent`), or was told are there (`ack`)."""
+    """Return the batches that a writer intended (`intent`), or that were acknowledged (`ack`)."""
     return {
         (number, line[kind])
         for role, number in WRITERS.items()
@@ -95,7 +90,7 @@ def batch_rows(writer: int, batch: int, *, attempt: str, brings: bool) -> list[d
 
 
 def check_batches(snapshot: Snapshot) -> set[Batch]:
-    """The batches of a snapshot; each must be there whole, from one attempt, and once."""
+    """Return the batches of a snapshot. Each must be complete, from one attempt, and stored once."""
     counts = snapshot.query(
         "SELECT writer, batch, count(*), count(DISTINCT i), count(DISTINCT attempt), max(total) FROM t "
         f"WHERE writer != {CHANGING} GROUP BY ALL"
@@ -110,7 +105,7 @@ def check_batches(snapshot: Snapshot) -> set[Batch]:
 
 
 @dataclass
-class Life:
+class ProcessLife:
     """One process's time, from its start to its stop or death."""
 
     role: str
@@ -142,7 +137,7 @@ class Life:
         return not (self.folder / "stop").exists() and os.getppid() == self.parent
 
 
-def write(life: Life) -> None:
+def write(life: ProcessLife) -> None:
     """Batch after batch; with a transaction, the same one until it is acknowledged."""
     table, writer, once = life.open(), WRITERS[life.role], life.role.startswith("once")
     lines = read_journal(life.folder / f"{life.role}.jsonl")
@@ -158,7 +153,7 @@ def write(life: Life) -> None:
         try:
             commit = table.insert(rows, txn=("once", batch) if once else None)
         except RetryableError as error:
-            life.journal.add(again=type(error).__name__)  # nothing of it is there, now or later
+            life.journal.add(again=type(error).__name__)  # no row of it is stored, now or later
             continue
         except OutcomeUnknownError:
             life.journal.add(uncertain=batch)
@@ -168,7 +163,7 @@ def write(life: Life) -> None:
         batch += 1
 
 
-def maintain(life: Life, acts: Iterable[Callable[[Table], Any]], *, pause_s: float) -> None:
+def maintain(life: ProcessLife, acts: Iterable[Callable[[Table], Any]], *, pause_s: float) -> None:
     table, choices = life.open(), list(acts)
     while life.goes_on(pause_s=pause_s):
         act = life.chance.choice(choices)
@@ -183,16 +178,16 @@ def maintain(life: Life, acts: Iterable[Callable[[Table], Any]], *, pause_s: flo
             table = life.open()
 
 
-def merge(life: Life) -> None:
+def merge(life: ProcessLife) -> None:
     maintain(life, [lambda t: t.merge(), lambda t: t.merge(part_bytes_max=8_000), lambda t: t.merge_log()], pause_s=0.4)
 
 
-def clean(life: Life) -> None:
+def clean(life: ProcessLife) -> None:
     maintain(life, [lambda t: t.cleanup(), lambda t: t.cleanup(), lambda t: t.delete_orphans()], pause_s=0.6)
 
 
-def change(life: Life) -> None:
-    """All that removes rows, in a partition of its own."""
+def change(life: ProcessLife) -> None:
+    """Remove rows in every way, in a separate partition."""
     path = f"k={CHANGING}"
     rows = [{"k": CHANGING, "writer": CHANGING, "batch": life.number, "i": i, "total": 20} for i in range(20)]
 
@@ -214,8 +209,8 @@ def change(life: Life) -> None:
     )
 
 
-def read(life: Life) -> None:
-    """Each snapshot holds what was acknowledged before it, for the grace period; what is long past does not change."""
+def read(life: ProcessLife) -> None:
+    """Check that snapshots have every earlier acknowledged batch, and stay the same during the grace period."""
     table = life.open()
     held: tuple[float, set[Batch], Snapshot] | None = None
     past: dict[int, tuple[frozenset[str], Any]] = {}
@@ -234,8 +229,8 @@ def read(life: Life) -> None:
             table = life.open()
 
 
-def _read_again(life: Life, since_ms: float, acknowledged: set[Batch], snapshot: Snapshot) -> bool:
-    """Whether the snapshot can still be read; it must for (nearly) the grace period."""
+def _read_again(life: ProcessLife, since_ms: float, acknowledged: set[Batch], snapshot: Snapshot) -> bool:
+    """Return whether the snapshot can still be read, which it must for nearly the grace period."""
     try:
         missing = acknowledged - check_batches(snapshot)
     except (SnapshotExpired, duckdb.IOException) as error:
@@ -253,7 +248,7 @@ def _read_again(life: Life, since_ms: float, acknowledged: set[Batch], snapshot:
     return True
 
 
-def _travel(life: Life, table: Table, past: dict[int, tuple[frozenset[str], Any]]) -> None:
+def _travel(life: ProcessLife, table: Table, past: dict[int, tuple[frozenset[str], Any]]) -> None:
     past.setdefault(time.time_ns() // 1_000_000 - SETTLED_MS, (frozenset(), None))
     at_ms = life.chance.choice(list(past))
     try:
@@ -279,7 +274,7 @@ def _travel(life: Life, table: Table, past: dict[int, tuple[frozenset[str], Any]
     life.journal.add(travelled=at_ms)
 
 
-ACTS: dict[str, Callable[[Life], None]] = {
+ACTS: dict[str, Callable[[ProcessLife], None]] = {
     **dict.fromkeys(WRITERS, write),
     "merger-a": merge,
     "merger-b": merge,
@@ -291,6 +286,6 @@ ACTS: dict[str, Callable[[Life], None]] = {
 
 
 def live(role: str, number: int, uri: str, folder: Path, seed: int) -> None:
-    """The whole of a process. Its errors go to a file beside its journal."""
+    """Run a process. Its errors are written to a file beside its journal."""
     os.dup2(os.open(folder / f"{role}.err", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), 2)
-    ACTS[role](Life(role, number, uri, folder, seed))
+    ACTS[role](ProcessLife(role, number, uri, folder, seed))

@@ -1,13 +1,13 @@
-"""Work in whose midst something happens to the process that does it: for engines of other processes.
+"""Work of an engine during which an attempt fails or its process dies.
 
-Which attempt is hit is decided by files in a folder that all processes share, so it is hit there whoever runs it.
+Files in a folder that all processes share decide which attempt fails.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +23,9 @@ How = Literal["answer lost", "killed", "dies after the others", "unknown error"]
 
 @dataclass(frozen=True, slots=True)
 class Sabotaged(DistributedTask[Any, Any]):
-    """Does the work of another; the first `times` attempts of all processes come to grief.
+    """Work whose first `times` attempts of all processes fail.
 
-    A put whose answer is lost; a process that is gone after its parts are put; an error that this library does not
-    know. "dies after the others": every attempt at the partition that was begun first dies, when `others` have put
-    their parts.
+    "dies after the others": every attempt at the partition that began first dies after `others` have put their parts.
     """
 
     work: DistributedTask[Any, Any]
@@ -50,17 +48,18 @@ class Sabotaged(DistributedTask[Any, Any]):
     def part_of(self, result: Any) -> Marker | None:
         return self.work.part_of(result)
 
-    def do(self, handle: Handle, items: Sequence[Any], means: ResourceLimits) -> list[Any]:
+    def do(self, handle: Handle, items: Sequence[Any], limits: ResourceLimits) -> list[Any]:
         hit = attempt(self.folder) <= self.times
         own = str(self.partition_of(items[0]))
         if self.how == "dies after the others":
             hit = own == first_partition(self.folder, own)
         if hit and self.how == "answer lost":
-            handle.store = FaultyStore(handle.store)
-            handle.store.inject(Fault.LOSE_RESPONSE, kind="create", key="_data/")
+            store = FaultyStore(handle.store)
+            store.inject(Fault.LOSE_RESPONSE, kind="create", key="_data/")
+            handle = replace(handle, store=store)
         if hit and self.how == "unknown error":
             raise ZeroDivisionError("nobody knows why")
-        results = self.work.do(handle, items, means)
+        results = self.work.do(handle, items, limits)
         Path(self.folder, f"done-{own}").touch()
         if hit:
             done = Path(self.folder).glob
@@ -83,7 +82,7 @@ def attempt(folder: str) -> int:
 
 
 def first_partition(folder: str, own: str) -> str:
-    """The partition whose attempt asked first."""
+    """Return the partition of the first attempt."""
     try:
         with Path(folder, "first").open("x") as file:
             file.write(own)
@@ -93,7 +92,7 @@ def first_partition(folder: str, own: str) -> str:
 
 
 def attempts(folder: Path) -> int:
-    """How many there were."""
+    """Return the number of attempts."""
     return len(list(folder.glob("attempt-*")))
 
 

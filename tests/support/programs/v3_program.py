@@ -1,8 +1,8 @@
-"""A program of IceDB v3 in small, for tests: it inserts, merges, drops and reads, and uses nothing of the library.
+"""A minimal program of IceDB v3 for tests: it inserts, merges, drops and reads without the library.
 
-It is made from what v3 programs rely on: they list `_log/`, read every log file in the order of the names, and the last
-marker of a part decides whether it lives. They take no claims, know no epochs, count no lines, and put what they like
-over what is there. Paths of partitions are whatever the program's function gave, unchanged.
+It follows the rules of v3 programs: they list `_log/` and read every log file in the order of the names, and the last
+marker of a part decides whether it is live. They take no claims, know no epochs, count no lines, and overwrite
+existing objects. Paths of partitions are the unchanged result of the program's function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 class Objects(Protocol):
-    """A store as a v3 program sees it."""
+    """The requests of a v3 program to a store."""
 
     def put(self, key: str, body: bytes) -> None: ...
 
@@ -76,8 +76,8 @@ class BucketObjects:
 
 
 @dataclass
-class Reading:
-    """What the log says, in v3's way. `markers` has the last marker of each part, `named_in` the log files with any."""
+class V3State:
+    """The state of the log by the rules of v3. `markers`: the last marker of each part. `named_in`: its log files."""
 
     schema: dict[str, str] = field(default_factory=dict)
     markers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Reading:
 
 
 class V3Program:
-    """One writer and reader. `now` tells the time in unix milliseconds, rising with each call."""
+    """A writer and reader. `now` returns unix milliseconds that rise with each call."""
 
     def __init__(self, objects: Objects, prefix: str, now: Callable[[], int], host: str = "v3-host") -> None:
         self.objects, self.prefix, self.now, self.host = objects, prefix, now, host
@@ -101,35 +101,33 @@ class V3Program:
 
     @classmethod
     def at(cls, place: Place, now: Callable[[], int], host: str = "v3-host") -> V3Program:
-        """A program for the table at a place of the fixtures."""
+        """Return a program for the table at a place of the fixtures."""
         if place.storage_options is None:
             return cls(FolderObjects(Path(place.uri)), "", now, host)
         bucket, _, prefix = place.uri.removeprefix("s3://").partition("/")
         return cls(BucketObjects(bucket, place.storage_options), f"{prefix}/", now, host)
 
-    # ------------------------------------------------------------------------------------ write
-
     def insert(self, partitions: Mapping[str, Sequence[Row]], schema: Mapping[str, str]) -> str:
-        """A part for each partition, and one log file; its key."""
+        """Write a part for each partition and one log file. Returns its key."""
         t = self.now()
         return self._log_file(t, schema, [self._part(path, rows, t) for path, rows in partitions.items()])
 
     def merge(self, partition: str) -> str:
-        """The partition's parts become one. The log files that name them are replaced, with all they hold."""
-        seen, t = self.read(), self.now()
-        inputs = seen.in_partition(partition)
+        """Merge a partition's parts into one. Replaces the log files that name them, with all their content."""
+        state, t = self.read(), self.now()
+        inputs = state.in_partition(partition)
         rows = [row for path in inputs for row in self._rows(path)]
-        replaced = sorted({key for path in inputs for key in seen.named_in[path]})
-        carried = [p for p, names in seen.named_in.items() if set(names) & set(replaced)]
-        markers = [seen.markers[p] | ({"tmb": t} if p in inputs else {}) for p in carried]
-        return self._log_file(t, seen.schema, [*markers, self._part(partition, rows, t)], replaced)
+        replaced = sorted({key for path in inputs for key in state.named_in[path]})
+        carried = [p for p, names in state.named_in.items() if set(names) & set(replaced)]
+        markers = [state.markers[p] | ({"tmb": t} if p in inputs else {}) for p in carried]
+        return self._log_file(t, state.schema, [*markers, self._part(partition, rows, t)], replaced)
 
     def drop(self, partition: str) -> str:
-        """Tombstone a partition's parts, and say that the log files which name them are replaced: not all they hold."""
-        seen, t = self.read(), self.now()
-        dead = seen.in_partition(partition)
-        replaced = sorted({key for path in dead for key in seen.named_in[path]})
-        return self._log_file(t, seen.schema, [seen.markers[p] | {"tmb": t} for p in dead], replaced)
+        """Tombstone a partition's parts. Their log files are replaced, but not all markers are carried."""
+        state, t = self.read(), self.now()
+        dead = state.in_partition(partition)
+        replaced = sorted({key for path in dead for key in state.named_in[path]})
+        return self._log_file(t, state.schema, [state.markers[p] | {"tmb": t} for p in dead], replaced)
 
     def _part(self, partition: str, rows: Sequence[Row], t: int) -> dict[str, Any]:
         self._parts += 1
@@ -146,11 +144,9 @@ class V3Program:
         self.objects.put(key, "\n".join(map(json.dumps, lines)).encode())
         return key
 
-    # ------------------------------------------------------------------------------------ read
-
-    def read(self) -> Reading:
-        """Every log file in the order of the names; a line that cannot be read is an error, an empty one too."""
-        reading = Reading(log_files=self.objects.list(f"{self.prefix}_log/"))
+    def read(self) -> V3State:
+        """Read every log file in the order of the names. An unreadable or empty line is an error."""
+        reading = V3State(log_files=self.objects.list(f"{self.prefix}_log/"))
         for key in reading.log_files:
             lines = [json.loads(line) for line in self.objects.get(key).decode().split("\n")]
             header = lines[0]
@@ -163,7 +159,7 @@ class V3Program:
         return reading
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of all live parts."""
+        """Return the rows of all live parts."""
         return [row for path in self.read().live for row in self._rows(path)]
 
     def _rows(self, path: str) -> list[dict[str, Any]]:

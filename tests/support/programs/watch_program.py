@@ -12,7 +12,7 @@ from typing import IO
 
 
 class WatchProgram:
-    """`icedb merge --watch` in a process of its own, and what it says; it has begun when this is made."""
+    """`icedb merge --watch` in its own process, and its output. It has started when this is constructed."""
 
     def __init__(self, uri: str, *options: str, every: str = "20ms", environ: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "icedb.cli", "merge", uri, "--watch", "--every", every, *options]
@@ -33,7 +33,7 @@ class WatchProgram:
             self.lines.append(line)
 
     def end(self, number: signal.Signals) -> int:
-        """Its exit status, after a signal."""
+        """Send a signal, and return the exit status."""
         self.process.send_signal(number)
         status = self.process.wait(60)
         self._reader.join()

@@ -1,7 +1,7 @@
-"""One process of a test with several: does what its task says and sends the result.
+"""One process of a test with several: it runs its task and sends the result.
 
 tests/promises/test_processes.py starts it. `kill` names a request before or after which the process kills itself with
-SIGKILL, as the kernel would: nothing of Python's runs after that.
+SIGKILL, so that no Python code runs after it.
 """
 
 from __future__ import annotations

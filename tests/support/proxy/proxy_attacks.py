@@ -1,7 +1,7 @@
-"""What attacks on the proxy need: a lake with two tenants before it, requests that no client would send, raw replies.
+"""Attacks on the proxy: a lake with two tenants, requests that no client would send, and raw answers.
 
-Requests are signed by hand, see `tests.support.proxy.proxy_signatures`, and written to sockets byte by byte: a client
-library would repair some of them on the way.
+Requests are signed by `tests.support.proxy.proxy_signatures` and written to sockets, because client libraries would
+repair some of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import unquote
 
 from icedb import Table
@@ -30,7 +31,7 @@ SOCKET_SECONDS = 30
 BACKEND_SECRET_ENV = "ATTACKED_BACKEND_SECRET"
 DAY = "d=2026-11-21"
 S3_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
-#: Of programs that the proxy is made of: which ones, and of what version, is nobody's business.
+#: Programs of the proxy, whose names and versions no answer may contain.
 PROGRAMS = ("uvicorn", "starlette", "h11", "botocore", "obstore", "msgspec", "ministack", "duckdb", "python", "icedb")
 
 
@@ -46,12 +47,9 @@ ACME = Key("ACMEKEY1", "acme/Secret+1=")
 RIVAL = Key("RIVALKEY1", "rival/Secret+2=")
 
 
-# ------------------------------------------------------------------------------------------------ on the wire
-
-
 @dataclass(frozen=True)
-class Reply:
-    """One answer, as it came."""
+class RawReply:
+    """A raw answer."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -62,12 +60,12 @@ class Reply:
 
     @property
     def outcome(self) -> str:
-        """The status, and S3's code if there is one: `403 AccessDenied`."""
+        """Return the status, and S3's code if present: `403 AccessDenied`."""
         code = self.texts("Code")
         return f"{self.status} {code[0]}" if code and self.status >= 400 else str(self.status)
 
     def texts(self, name: str) -> list[str]:
-        """Those of the elements of a name, wherever in the document. Raises ParseError for what is no XML."""
+        """Return the texts of all elements with a name. Raises ParseError for invalid XML."""
         if self.header("content-type") != "application/xml" or not self.body:
             return []
         root = ET.fromstring(self.body)
@@ -78,7 +76,7 @@ class Reply:
         return self.texts("Key")
 
     def disclosed(self) -> str:
-        """All that it says, except for what it repeats of the request's path, and for what parts contain."""
+        """Return the text of the answer without the path of the request and the content of parts."""
         body = b"" if self.header("content-type") == "application/vnd.apache.parquet" else self.body
         body = re.sub(rb"<Resource>[^<]*</Resource>", b"", body)
         body = re.sub(rb"(?<=<NextContinuationToken>)[^<]*", lambda token: base64.urlsafe_b64decode(token[0]), body)
@@ -86,7 +84,7 @@ class Reply:
 
 
 def wire(request: S3Request, body: bytes = b"", *, version: str = "HTTP/1.1", close: bool = True) -> bytes:
-    """The request's bytes. Its texts are bytes by Latin-1; those that came to be longer than that go as UTF-8."""
+    """Encode a request. Texts are encoded as Latin-1, or as UTF-8 if they have other characters."""
     target = f"{request.path}?{request.query}" if request.query else request.path
     headers = [f"{name}: {value}" for name, value in request.headers]
     if close:
@@ -97,10 +95,10 @@ def wire(request: S3Request, body: bytes = b"", *, version: str = "HTTP/1.1", cl
 
 
 def exchange(port: int, sent: bytes) -> bytes:
-    """Send all, and read until the proxy closes the connection; a reset ends it too. Raises TimeoutError."""
+    """Send all, and read until the proxy closes or resets the connection. Raises TimeoutError."""
     received = bytearray()
     with socket.create_connection(("127.0.0.1", port), timeout=SOCKET_SECONDS) as connection:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough; what it says may still come
+        with suppress(BrokenPipeError, ConnectionResetError):  # the proxy may answer before it has read everything
             connection.sendall(sent)
         while True:
             try:
@@ -113,8 +111,8 @@ def exchange(port: int, sent: bytes) -> bytes:
     return bytes(received)
 
 
-def replies(received: bytes, *, head: bool = False) -> list[Reply]:
-    """The answers in what was received, interim ones left out. Raises ValueError for what is no answer of HTTP."""
+def replies(received: bytes, *, head: bool = False) -> list[RawReply]:
+    """Parse the received answers, without interim ones. Raises ValueError for invalid HTTP."""
     all_replies = []
     while received:
         head_bytes, separator, received = received.partition(b"\r\n\r\n")
@@ -126,12 +124,12 @@ def replies(received: bytes, *, head: bool = False) -> list[Reply]:
         if status.startswith("1"):
             continue
         body, received = (b"", received) if head or status == "304" else _body(dict(headers), received)
-        all_replies.append(Reply(int(status), headers, body))
+        all_replies.append(RawReply(int(status), headers, body))
     return all_replies
 
 
 def _body(headers: dict[str, str], received: bytes) -> tuple[bytes, bytes]:
-    """A body and what comes after it."""
+    """Return a body and the bytes after it."""
     if headers.get("transfer-encoding") == "chunked":
         body = b""
         while True:
@@ -146,12 +144,9 @@ def _body(headers: dict[str, str], received: bytes) -> tuple[bytes, bytes]:
     return received[:length], received[length:]
 
 
-# ------------------------------------------------------------------------------------------------ what lies behind
-
-
 @dataclass(frozen=True)
 class Lake:
-    """Two tables in a real store: acme's `events` of three users, with parts that were merged, rival's `private`."""
+    """Two tables in a real store: acme's `events` of three users, with merged parts, and rival's `private`."""
 
     server: S3Server
     prefix: str
@@ -168,15 +163,15 @@ class Lake:
     after_ms: int
 
     def content(self, key: str) -> bytes:
-        """The bytes of a part of `events`."""
+        """Return the bytes of a part of `events`."""
         return self.objects[f"{self.prefix}/events/_data/{key}"]
 
     def stored(self, name: str) -> str:
-        """The real key of the first object below a folder of `events`."""
+        """Return the real key of the first object below a folder of `events`."""
         return min(k for k in self.objects if k.startswith(f"{self.prefix}/events/{name}"))
 
     def config(self, hold: str) -> str:
-        """A proxy's configuration: replaced parts can be fetched for `hold`."""
+        """Return a proxy's configuration. Replaced parts can be fetched for `hold`."""
         server, events = self.server, f'table = "{self.events}"'
         return f"""
 [server]
@@ -217,12 +212,12 @@ bucket = [
 """
 
     def started(self, hold: str) -> ProxyProcess:
-        """A proxy, to be entered."""
+        """Return a proxy as a context manager."""
         return ProxyProcess(self.config(hold), {BACKEND_SECRET_ENV: self.server.secret_access_key})
 
 
 def lake(server: S3Server) -> Lake:
-    """Make the tables."""
+    """Create the tables."""
     prefix = uuid.uuid4().hex
     uris = {name: f"s3://{BUCKET}/{prefix}/{name}" for name in ("events", "private")}
     events, private = (
@@ -247,17 +242,14 @@ def lake(server: S3Server) -> Lake:
 
 
 def _virtual(table: Table) -> dict[str, str]:
-    """A live part of each user."""
+    """Return a live part of each user."""
     keys = [part.key.partition("_data/")[2] for part in table.snapshot().parts]
     return {re.findall("u=([0-9]+)", key)[0]: key for key in keys}
 
 
-# ------------------------------------------------------------------------------------------------ requests
-
-
 @dataclass(frozen=True)
 class Asker:
-    """Makes right requests to a proxy, which can then be changed, and sends them."""
+    """Makes valid requests to a proxy, which a test may change, and sends them."""
 
     proxy: ProxyProcess
 
@@ -266,7 +258,7 @@ class Asker:
         return f"127.0.0.1:{self.proxy.port}"
 
     def at(self, seconds: int = 0) -> str:
-        """The time in so many seconds, as signatures have it."""
+        """Format the time in so many seconds as signatures do."""
         return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(SystemClock().now_ms() // 1000 + seconds))
 
     def plain(
@@ -280,7 +272,7 @@ class Asker:
         host: str = "",
         at: str = "",
     ) -> S3Request:
-        """With all that is to be signed; `more` are further headers."""
+        """Return a request with the headers to sign. `more` are further headers."""
         base = (
             ("host", host or self.host),
             ("x-amz-content-sha256", hashlib.sha256(body).hexdigest()),
@@ -297,20 +289,9 @@ class Asker:
         names = sorted({n for n, _ in request.headers}) if names is None else names
         return signed(request, at=at, key_id=who.id, secret=who.secret, scope=scope, names=names, payload=payload)
 
-    def ask(
-        self,
-        path: str,
-        query: str = "",
-        who: Key = ACME,
-        *,
-        method: str = "GET",
-        more: Sequence[tuple[str, str]] = (),
-        body: bytes = b"",
-        host: str = "",
-        at: str = "",
-    ) -> S3Request:
-        """A right request: all of it is signed, now, by `who`."""
-        return self.sign(self.plain(path, query, method=method, more=more, body=body, host=host, at=at), who)
+    def ask(self, path: str, query: str = "", who: Key = ACME, **options: Any) -> S3Request:
+        """Return a valid request, signed by `who`. The options are those of `plain`."""
+        return self.sign(self.plain(path, query, **options), who)
 
     def link(
         self,
@@ -323,24 +304,24 @@ class Asker:
         expires: str = "600",
         host: str = "",
     ) -> S3Request:
-        """A right presigned address."""
+        """Return a valid presigned address."""
         bare = S3Request(method, path, query, (("host", host or self.host),))
         return presigned(bare, at=at or self.at(), key_id=who.id, secret=who.secret, expires=expires)
 
-    def send(self, request: S3Request) -> Reply:
-        """The one answer to a request."""
+    def send(self, request: S3Request) -> RawReply:
+        """Send a request and return its only answer."""
         [reply] = replies(exchange(self.proxy.port, wire(request)), head=request.method == "HEAD")
         return reply
 
 
 @dataclass(frozen=True)
-class World(Asker):
-    """A proxy before a lake, and those who ask it."""
+class AttackedProxy(Asker):
+    """A proxy in front of a lake, and its clients."""
 
     lake: Lake
 
     def secrets(self) -> dict[str, str]:
-        """What no answer may tell, and what it is."""
+        """Return the texts that no answer may contain, and what each is."""
         server, lake = self.lake.server, self.lake
         return {
             server.endpoint.removeprefix("http://"): "the store's address",
@@ -363,8 +344,8 @@ class World(Asker):
             **dict.fromkeys(PROGRAMS, "what the proxy is made of"),
         }
 
-    def leaks(self, sent: bytes, reply: Reply) -> list[str]:
-        """What an answer tells that the request did not know."""
+    def leaks(self, sent: bytes, reply: RawReply) -> list[str]:
+        """Return the secrets in an answer that the request did not contain."""
         request_text, disclosed = unquote(sent.decode("latin-1")).lower(), reply.disclosed().lower()
         hidden = self.secrets()
         if RIVAL.id.lower() not in request_text:
@@ -377,13 +358,13 @@ class World(Asker):
 
 
 def with_header(request: S3Request, name: str, change: Callable[[str], str | None]) -> S3Request:
-    """With another value of a header, or, for None, without it."""
+    """Change the value of a header, or remove it for None."""
     changed = ((n, change(v) if n == name else v) for n, v in request.headers)
     return replace(request, headers=tuple((n, v) for n, v in changed if v is not None))
 
 
 def with_parameter(request: S3Request, name: str, change: Callable[[str], str | None]) -> S3Request:
-    """With another encoded value of a parameter, or, for None, without it."""
+    """Change the encoded value of a parameter, or remove it for None."""
     pairs = [piece.partition("=")[::2] for piece in request.query.split("&")]
     changed = [(n, change(v) if n == name else v) for n, v in pairs]
     return replace(request, query="&".join(f"{n}={v}" for n, v in changed if v is not None))

@@ -1,7 +1,6 @@
-"""Clients of S3 that know nothing of IceDB, each asked the same question through the proxy.
+"""S3 clients of other projects, each with the same query through the proxy.
 
-What each takes to reach the proxy is said here once, so that the tests, and whoever writes the pages, see what differs
-between them.
+One place has the settings with which each client reaches the proxy, for the tests and the pages.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Group = tuple[Any, int, int]
 
 @dataclass(frozen=True)
 class Access:
-    """Where a proxy is, and a key pair of one of its tenants."""
+    """The address of a proxy, and a key pair of a tenant."""
 
     endpoint: str
     key_id: str
@@ -44,12 +43,12 @@ class Access:
 
     @property
     def host(self) -> str:
-        """With the port."""
+        """Host and port."""
         return self.endpoint.removeprefix("http://")
 
     @property
     def object_store(self) -> dict[str, str]:
-        """The options of what is built on Rust's `object_store`."""
+        """Return the options of libraries that use Rust's `object_store`."""
         return {
             "aws_endpoint_url": self.endpoint,
             "aws_access_key_id": self.key_id,
@@ -59,11 +58,8 @@ class Access:
         }
 
 
-# ---------------------------------------------------------------------------------------- ways in
-
-
 def boto3_client(access: Access, *, endpoint: str = "", **config: Any) -> Any:
-    """A client that signs with version 4, presigned addresses too: left to itself, boto3 signs those with version 2."""
+    """Return a client that signs with version 4. By default, boto3 signs presigned addresses with version 2."""
     return boto3.client(
         "s3",
         endpoint_url=endpoint or access.endpoint,
@@ -75,7 +71,7 @@ def boto3_client(access: Access, *, endpoint: str = "", **config: Any) -> Any:
 
 
 def run_aws(access: Access, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The AWS CLI, in a process of its own."""
+    """Run the AWS CLI."""
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
         file.write("[default]\ns3 =\n  signature_version = s3v4\n")
         file.flush()
@@ -110,11 +106,7 @@ def duckdb_connection(access: Access, *, host: str = "", url_style: str = "path"
 def arrow_files(access: Access) -> pafs.S3FileSystem:
     """Arrow's own S3 client."""
     return pafs.S3FileSystem(
-        endpoint_override=access.host,
-        scheme="http",
-        access_key=access.key_id,
-        secret_key=access.secret,
-        region=REGION,
+        endpoint_override=access.host, scheme="http", access_key=access.key_id, secret_key=access.secret, region=REGION
     )
 
 
@@ -159,11 +151,8 @@ def query_chdb(sql: str) -> pa.Table:
 
 
 def chdb_table(access: Access, address: str) -> str:
-    """What chDB reads as Parquet at `<bucket>/<path>`, where `%`, and what is not ASCII, is percent-encoded."""
+    """Return chDB's expression for Parquet at `<bucket>/<path>`, with `%` and non-ASCII characters percent-encoded."""
     return f"s3('{access.endpoint}/{address}', '{access.key_id}', '{access.secret}', 'Parquet')"
-
-
-# ---------------------------------------------------------------------------------------- a question to a whole bucket
 
 
 def ask_duckdb(access: Access, bucket: str, by: str, of: str) -> list[Group]:
@@ -173,7 +162,7 @@ def ask_duckdb(access: Access, bucket: str, by: str, of: str) -> list[Group]:
 
 
 def ask_chdb(access: Access, bucket: str, by: str, of: str) -> list[Group]:
-    """By the columns in the parts: what chDB takes from the paths stays encoded."""
+    """Use the columns in the parts, because chDB does not decode values of paths."""
     query = f"SELECT {by} AS by, count() AS rows, sum({of}) AS of FROM {chdb_table(access, f'{bucket}/**/*.parquet')}"
     return _groups(query_chdb(f"{query} GROUP BY by SETTINGS use_hive_partitioning = 0").to_pylist())
 
@@ -234,19 +223,9 @@ def ask_aws(access: Access, bucket: str, by: str, of: str) -> list[Group]:
 #: Each gives, of all that a bucket shows, the groups by one column with the sums of another, in order.
 Ask = Callable[[Access, str, str, str], list[Group]]
 CLIENTS: dict[str, Ask] = {
-    "duckdb": ask_duckdb,
-    "chdb": ask_chdb,
-    "polars": ask_polars,
-    "pyarrow": ask_pyarrow,
-    "pandas": ask_pandas,
-    "datafusion": ask_datafusion,
-    "obstore": ask_obstore,
-    "boto3": ask_boto3,
-    "aws": ask_aws,
-}
-
-
-# ---------------------------------------------------------------------------------------- one object by its key
+    "duckdb": ask_duckdb, "chdb": ask_chdb, "polars": ask_polars, "pyarrow": ask_pyarrow, "pandas": ask_pandas,
+    "datafusion": ask_datafusion, "obstore": ask_obstore, "boto3": ask_boto3, "aws": ask_aws,
+}  # fmt: skip
 
 
 def _one_duckdb(access: Access, bucket: str, keys: list[str]) -> list[int]:
@@ -296,20 +275,15 @@ def _one_boto3(access: Access, bucket: str, keys: list[str]) -> list[int]:
     return [n for body in bodies for n in parquet_of(body)["n"].to_pylist()]
 
 
-#: Each gives the values of the column `n` of objects that it is told by their keys, one after the other.
+#: Each returns the values of the column `n` of the objects with these keys, in order.
 BY_KEY: dict[str, Callable[[Access, str, list[str]], list[int]]] = {
-    "duckdb": _one_duckdb,
-    "chdb": _one_chdb,
-    "polars": _one_polars,
-    "pyarrow": _one_pyarrow,
-    "datafusion": _one_datafusion,
-    "obstore": _one_obstore,
-    "boto3": _one_boto3,
-}
+    "duckdb": _one_duckdb, "chdb": _one_chdb, "polars": _one_polars, "pyarrow": _one_pyarrow,
+    "datafusion": _one_datafusion, "obstore": _one_obstore, "boto3": _one_boto3,
+}  # fmt: skip
 
 
 def parquet_of(body: Any) -> pa.Table:
-    """The rows of a part's bytes."""
+    """Return the rows of a part's bytes."""
     return pq.read_table(io.BytesIO(body), partitioning=None)
 
 

@@ -1,7 +1,4 @@
-"""A real process of `icedb proxy`, or of another verb that serves, for tests.
-
-It is started on a free port, asked over 127.0.0.1, and stopped by its id.
-"""
+"""A process of `icedb proxy` or of another service, on a free port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -18,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.processes import end_process
+
 ROOT = Path(__file__).parents[3]
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
@@ -25,15 +24,15 @@ _LISTENING = re.compile(r"listening on (\S+?)(?:, health and metrics on (\S+?))?
 
 
 def proxy_command(path: Path, *more: str, verb: str = "proxy") -> list[str]:
-    """What runs the verb, by the interpreter of the tests."""
+    """Return the command line of a verb, with the interpreter of the tests."""
     return [sys.executable, "-m", "icedb.cli", verb, "--config", str(path), *more]
 
 
 class ProxyProcess:
     """A proxy that runs inside the `with` block.
 
-    `config` is a file, or what one is to say; it listens on port 0, so that the system chooses. `env` is added to the
-    environment. Once the process says where it listens, `endpoint` and `admin` are there.
+    `config` is a file or its content. `env` is added to the environment. The process listens on a port that the system
+    chooses, and sets `endpoint` and `admin`.
     """
 
     verb = "proxy"
@@ -49,9 +48,9 @@ class ProxyProcess:
         self._env = {**os.environ, **(env or {})}
         self._out, self._err = folder / "out", folder / "err"
         self._process: subprocess.Popen[bytes] | None = None
-        #: Where clients connect to, as `http://127.0.0.1:49152`.
+        #: The address for clients, as `http://127.0.0.1:49152`.
         self.endpoint = ""
-        #: Where health and metrics are, if the configuration says so.
+        #: The address of health and metrics, if configured.
         self.admin = ""
 
     def __enter__(self) -> Self:
@@ -79,18 +78,18 @@ class ProxyProcess:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process itself."""
+        """Return the process."""
         if self._process is None:
             raise RuntimeError("it was not started")
         return self._process
 
     @property
     def port(self) -> int:
-        """Where clients connect to."""
+        """Return the port for clients."""
         return int(self.endpoint.rpartition(":")[2])
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self.process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
@@ -98,19 +97,19 @@ class ProxyProcess:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = STOP_SECONDS_MAX) -> int:
-        """Its exit status, when it has ended; negative when a signal ended it. Raises TimeoutExpired."""
+        """Wait for its end, and return the exit status: negative if a signal ended it. Raises TimeoutExpired."""
         return self.process.wait(seconds)
 
     def access_log(self) -> list[dict[str, Any]]:
-        """The lines written so far."""
+        """Return the lines written so far."""
         return [json.loads(line) for line in self.access_text().splitlines()]
 
     def access_text(self) -> str:
-        """The access log as it was written."""
+        """Return the lines of the access log."""
         return self._out.read_text()
 
     def errors(self) -> str:
-        """What it wrote to standard error so far."""
+        """Return the standard error so far."""
         return self._err.read_text()
 
     def _wait_until_it_listens(self) -> re.Match[str]:
@@ -125,12 +124,5 @@ class ProxyProcess:
         raise RuntimeError(f"icedb {self.verb} did not start:\n{self.errors()}")
 
     def _end(self) -> None:
-        process = self.process
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_process(self.process, STOP_SECONDS_MAX)
         self._folder.cleanup()

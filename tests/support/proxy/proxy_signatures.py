@@ -1,8 +1,7 @@
-"""Requests with signatures, for tests of the proxy: what clients of S3 send, and what is signed here by hand.
+"""Signed requests for tests of the proxy: recorded from S3 clients, and signed here.
 
-A `Recorder` is a server that keeps requests as they came over the wire and has nothing: whoever asks hears 404.
-`signed` and `presigned` follow the text of AWS's specification with Python's own modules alone, so that they can also
-make requests that no client would.
+A `Recorder` is a server that records requests and answers 404. `signed` and `presigned` follow AWS's specification
+with Python's own modules, so that they can sign requests that no client would send.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import socketserver
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, Tenant
 from icedb.services.proxy.s3.request import S3Request
+from tests.support.processes import serving
 
 KEY_ID = "ACMEKEY1"
 SECRET = "acme/Secret+1="
@@ -32,7 +31,7 @@ _NOTHING = b"<Error><Code>NoSuchKey</Code><Message>There is nothing here.</Messa
 
 
 class OneTenant:
-    """A directory with one tenant; `looked_up` is what it was asked for."""
+    """A directory with one tenant; `looked_up` has the requested ids."""
 
     def __init__(self, tenant: Tenant = ACME) -> None:
         self.tenant = tenant
@@ -50,7 +49,7 @@ class Recorder:
         self.requests: list[S3Request] = []
         recorder = self
 
-        class Handler(socketserver.StreamRequestHandler):
+        class RecordingHandler(socketserver.StreamRequestHandler):
             timeout = TIMEOUT_SECONDS
 
             def handle(self) -> None:
@@ -60,24 +59,18 @@ class Recorder:
                     head = f"HTTP/1.1 404 Not Found\r\nContent-Type: application/xml\r\nContent-Length: {len(_NOTHING)}"
                     self.wfile.write(head.encode() + b"\r\n\r\n" + body)
 
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), RecordingHandler)
         self._server.daemon_threads = True
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
 
     @contextmanager
     def running(self) -> Iterator[Recorder]:
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
+        with serving(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
 
 
 def _read(stream: BufferedIOBase) -> S3Request | None:
-    """One request; None when the client has hung up. Text as servers hand it on: of bytes, by Latin-1."""
+    """Read a request, or None if the client has disconnected. Texts are decoded as Latin-1, as servers do."""
     lines = []
     while line := stream.readline():
         if line == b"\r\n":
@@ -94,7 +87,7 @@ def _read(stream: BufferedIOBase) -> S3Request | None:
 
 
 def unix_ms(timestamp: str) -> int:
-    """Of a time such as `20261121T100000Z`."""
+    """Parse a time such as `20261121T100000Z`."""
     return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
 
 
@@ -108,7 +101,7 @@ def signed(
     names: Sequence[str] | None = None,
     payload: str | None = None,
 ) -> S3Request:
-    """With an Authorization header. Unless told otherwise it signs all headers, in a scope of its day."""
+    """Add an Authorization header. By default it signs all headers, in a scope of its day."""
     scope = scope or f"{at[:8]}/eu-central-1/s3/aws4_request"
     names = sorted(n for n, _ in request.headers) if names is None else names
     payload = payload or request.header("x-amz-content-sha256") or ""
@@ -128,7 +121,7 @@ def presigned(
     names: Sequence[str] = ("host",),
     payload: str = "UNSIGNED-PAYLOAD",
 ) -> S3Request:
-    """With the parameters of a presigned address."""
+    """Add the parameters of a presigned address."""
     scope = scope or f"{at[:8]}/eu-central-1/s3/aws4_request"
     parameters = {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",

@@ -1,4 +1,4 @@
-"""How tests ask the proxy's catalog, and the application before it, what a bucket shows."""
+"""Requests of tests to the catalog of the proxy, and to its application, for the contents of a bucket."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ from icedb.services.proxy.catalog.bucket_view import BucketView
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
-from tests.support.proxy.proxy_worlds import Heard, ask_app, question
+from tests.support.proxy.proxy_worlds import HttpAnswer, ProxyWorld, ask_app, question
 
 REFRESH_MS = 1_000
 HOLD_MS = 15 * MINUTE_MS
 NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+
+
+def open_world(*partitions: str) -> tuple[ProxyWorld, TableCatalog, VirtualBucket, list[str]]:
+    """Create a table with a part in each of these partitions.
+
+    Returns:
+        The world, the catalog of a proxy, a bucket of the whole table, and the sorted virtual keys of the parts.
+    """
+    world = ProxyWorld()
+    keys = sorted(world.add(*partitions))
+    return world, world.tables(), world.bucket(), keys
 
 
 def keys_of(view: BucketView) -> list[str]:
@@ -30,7 +41,7 @@ async def shown(tables: TableCatalog, bucket: VirtualBucket, as_of_ms: int | Non
 async def refusal(
     tables: TableCatalog, bucket: VirtualBucket, as_of_ms: int | None = None, key: str | None = None
 ) -> str:
-    """The code that a listing, or a key, is refused with."""
+    """Return the code with which a listing or a key is rejected."""
     with pytest.raises(S3Error) as caught:
         await (tables.view(bucket, as_of_ms) if key is None else tables.find(bucket, as_of_ms, key))
     return caught.value.code
@@ -48,7 +59,7 @@ async def is_there(tables: TableCatalog, bucket: VirtualBucket, key: str, as_of_
 
 
 async def page(app: ProxyApp, name: str = "events", **parameters: str) -> tuple[list[str], str]:
-    """The keys of a page, and how to go on; or, when it is refused, nothing and the code."""
+    """Request a page. Return its keys and the continuation token, or no keys and the error code."""
     answer = await ask_app(app, question("GET", f"/{name}", {n.replace("_", "-"): v for n, v in parameters.items()}))
     if answer.status != 200:
         return [], answer.code
@@ -58,7 +69,7 @@ async def page(app: ProxyApp, name: str = "events", **parameters: str) -> tuple[
 
 
 async def rest_of(app: ProxyApp, token: str, name: str = "events") -> list[str]:
-    """What the pages after a token hold."""
+    """Return the keys of all pages after a token."""
     all_keys: list[str] = []
     while token:
         keys, token = await page(app, name, list_type="2", max_keys="2", continuation_token=token)
@@ -67,11 +78,11 @@ async def rest_of(app: ProxyApp, token: str, name: str = "events") -> list[str]:
     return all_keys
 
 
-def says_nothing(answer: Heard) -> bool:
-    """Whether an answer is free of what lies behind the proxy."""
-    said = answer.body + "".join(f"{n}{v}" for n, v in answer.headers.items()).encode()
-    return not any(word in said for word in (b"memory", b"clocked", b"_log", b"_data", b"_table", b"injected", b"/tmp"))
+def says_nothing(answer: HttpAnswer) -> bool:
+    """Return whether a response contains nothing of the store and the table."""
+    text = answer.body + "".join(f"{n}{v}" for n, v in answer.headers.items()).encode()
+    return not any(word in text for word in (b"memory", b"clocked", b"_log", b"_data", b"_table", b"injected", b"/tmp"))
 
 
-async def fetch(app: ProxyApp, path: str, method: str = "GET") -> Heard:
+async def fetch(app: ProxyApp, path: str, method: str = "GET") -> HttpAnswer:
     return await ask_app(app, question(method, path))

@@ -1,8 +1,7 @@
-"""What tests of the proxy inside one process need: a time that stands still, a table behind it, and signed questions.
+"""A proxy in the test's process: an event loop and a clock that only the test advances, a table, signed requests.
 
-`run` gives a test an event loop whose time only the test moves, so that "once per second" can be counted and never
-depends on the machine. `Side` is an S3 endpoint that is asked over a signature: the proxy's application, called as a
-server would call it, or a real server over HTTP. Both take the same question and say what they answered.
+`run` runs a coroutine in a loop whose time only the test advances, so that a request per second can be counted on any
+machine. An `S3Endpoint` is the proxy's application, called as a server would call it, or a real server over HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
 
 from botocore.auth import S3SigV4Auth
@@ -43,15 +42,13 @@ KEY = AccessKey("ACMEKEY1", "acme-secret-1")
 DOMAIN = "s3.example.test"
 HOST = "127.0.0.1:8080"
 TIMEOUT_SECONDS = 60
+Headers = Iterable[tuple[str, str]]
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
 
-# ------------------------------------------------------------------------------------------ time
-
-
 class StillLoop(asyncio.SelectorEventLoop):
-    """A loop whose time only `advance` moves. What runs in threads is not held up by it."""
+    """A loop whose time only `advance` changes. Threads do not wait for it."""
 
     def __init__(self) -> None:
         self._ms = 1_000_000
@@ -62,18 +59,18 @@ class StillLoop(asyncio.SelectorEventLoop):
         return self._ms / 1000
 
     def advance(self, by_ms: int) -> None:
-        """Let time pass; timers that are due run when the loop runs next."""
+        """Advance the time. Due timers run when the loop runs next."""
         self._ms += by_ms
 
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a test's coroutine in a loop whose time stands still."""
+    """Run a test's coroutine in a loop whose time is constant."""
     with asyncio.Runner(loop_factory=StillLoop) as runner:
         return runner.run(work)
 
 
 def in_still_loop(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Callable[_Arguments, None]:
-    """Run an async test in a loop whose time stands still."""
+    """Run an async test in a loop whose time is constant."""
 
     @wraps(test)
     def in_loop(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
@@ -82,14 +79,10 @@ def in_still_loop(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Call
     return in_loop
 
 
-# ------------------------------------------------------------------------------------------ a table
+class ProxyWorld:
+    """A table in a store with the test's clock, and catalogs of proxies that serve it.
 
-
-class World:
-    """A table in a store whose clock is the test's, partitioned by `d` and `u`, and proxies that show it.
-
-    `store` is what proxies read by: it counts their requests and fails on purpose. The table's own writer is `table`,
-    which does not go through it.
+    Proxies read through `store`, which counts requests and injects faults. The writer `table` does not use it.
     """
 
     def __init__(self, *, partition_by: Iterable[str] = ("u",)) -> None:
@@ -99,26 +92,26 @@ class World:
         self.store = FaultyStore(self.inner)
 
     def tables(self, **options: Any) -> TableCatalog:
-        """What one proxy process knows. Nothing is known yet."""
+        """Return an empty catalog, as of a new proxy process."""
         return TableCatalog(clock=self.clock, open_table=self.open, **options)
 
     def open(self, address: str, _: Mapping[str, str] | None) -> Handle:
-        """The table, whatever the address, by the store that counts."""
+        """Open the table through the counting store, for any address."""
         return open_table(self.store, self.clock).handle
 
     def bucket(self, *partitions: str, **scope: Any) -> VirtualBucket:
-        """A virtual bucket of the table."""
+        """Return a virtual bucket of the table."""
         return VirtualBucket("events", "table", Scope(partitions, **scope))
 
     def advance(self, by_ms: int) -> None:
-        """Let time pass, for the machines' clocks and for the running loop."""
+        """Advance the clock and the running loop."""
         self.clock.advance(by_ms)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, StillLoop)
         loop.advance(by_ms)
 
     def add(self, *partitions: str, table: Table | None = None) -> list[str]:
-        """Commit a part to each of these partitions; the virtual keys. They are no Parquet files: nobody opens them."""
+        """Commit a part to each of these partitions and return the virtual keys. The parts are not Parquet files."""
         handle = (table or self.table).handle
         markers = [
             Marker(handle.keys.part(p, handle.clock.new_id()), 10, handle.clock.now_ms(), rows=1) for p in partitions
@@ -133,23 +126,20 @@ class World:
         commit_exclusive(self.table.handle, Replace(lambda _: [self.table.handle.keys.data_prefix + k for k in keys]))
 
     def write_log(self, t_ms: int, markers: Iterable[Marker]) -> None:
-        """Put a log file with these markers, whatever they say."""
+        """Put a log file with these markers, without a check."""
         handle = self.table.handle
         key = handle.keys.log_file(t_ms, merged=False, writer=self.clock.new_id())
         self.inner.create(key, encode(LogFile(t_ms, {"n": "BIGINT"}, tuple(markers))))
 
     @property
     def listings(self) -> int:
-        """How often proxies have listed so far."""
+        """Return the number of list requests of proxies so far."""
         return self.store.counts["list"]
 
 
-# ------------------------------------------------------------------------------------------ questions
-
-
 @dataclass(frozen=True)
-class Heard:
-    """An answer as it was on the wire; names of headers in lower case."""
+class HttpAnswer:
+    """An HTTP answer. Names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -157,33 +147,15 @@ class Heard:
 
     @property
     def code(self) -> str:
-        """Of S3's error, or nothing."""
+        """Return the code of S3's error, or an empty text."""
         error_code = re.search(rb"<Code>(\w+)</Code>", self.body)
         return error_code[1].decode() if error_code and self.status >= 400 else ""
-
-
-class Side(Protocol):
-    """An S3 endpoint."""
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        *,
-        signed_body: bytes | None = None,
-        host: str | None = None,
-    ) -> Heard:
-        """Ask by a path and parameters that are not encoded yet. `signed_body`: what the signature says the body is."""
-        ...
 
 
 def signed_headers(
     method: str, url: str, headers: Mapping[str, str], body: bytes, *, key: AccessKey
 ) -> tuple[tuple[str, str], ...]:
-    """Headers with botocore's signature."""
+    """Return headers with botocore's signature."""
     digest = hashlib.sha256(body).hexdigest()
     request = AWSRequest(method, url, {**headers, "Host": urlsplit(url).netloc, "X-Amz-Content-SHA256": digest}, body)
     S3SigV4Auth(ReadOnlyCredentials(key.id, key.secret, None), "s3", "us-east-1").add_auth(request)
@@ -195,76 +167,70 @@ def _url(host: str, path: str, query: Mapping[str, str] | None) -> str:
     return f"http://{host}{quote(path, safe='/~')}{'?' if query else ''}{'&'.join(pairs)}"
 
 
-class ServerSide:
+class S3Endpoint:
+    """An S3 endpoint: the proxy's application in this process, or a server."""
+
+    def __init__(self, host: str, key: AccessKey) -> None:
+        self._host, self._key = host, key
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        signed_body: bytes | None = None,
+        host: str | None = None,
+    ) -> HttpAnswer:
+        """Sign a request and send it. Path and parameters are not encoded yet. `signed_body`: the body to sign."""
+        url = _url(host or self._host, path, query)
+        signed = body if signed_body is None else signed_body
+        return self._send(method, url, path, signed_headers(method, url, headers or {}, signed, key=self._key), body)
+
+    def _send(self, method: str, url: str, path: str, headers: Headers, body: bytes) -> HttpAnswer:
+        raise NotImplementedError
+
+
+class ServerEndpoint(S3Endpoint):
     """A server that listens."""
 
     def __init__(self, endpoint: str, key: AccessKey) -> None:
-        self._host = urlsplit(endpoint).netloc
-        self._key = key
+        super().__init__(urlsplit(endpoint).netloc, key)
         self._connection = http.client.HTTPConnection(self._host, timeout=TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Hang up."""
         self._connection.close()
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        *,
-        signed_body: bytes | None = None,
-        host: str | None = None,
-    ) -> Heard:
-        """See Side."""
-        url = _url(host or self._host, path, query)
-        sent = signed_headers(method, url, headers or {}, body if signed_body is None else signed_body, key=self._key)
-        self._connection.request(method, url.removeprefix(f"http://{host or self._host}"), body or None, dict(sent))
+    def _send(self, method: str, url: str, path: str, headers: Headers, body: bytes) -> HttpAnswer:
+        target = url.removeprefix(f"http://{urlsplit(url).netloc}")
+        self._connection.request(method, target, body or None, dict(headers))
         answer = self._connection.getresponse()
-        return Heard(answer.status, {n.lower(): v for n, v in answer.getheaders()}, answer.read())
+        return HttpAnswer(answer.status, {n.lower(): v for n, v in answer.getheaders()}, answer.read())
 
 
-class AppSide:
-    """The proxy's application in this process. Belongs to the runner's loop."""
+class AppEndpoint(S3Endpoint):
+    """The proxy's application in this process, in the runner's loop."""
 
     def __init__(self, app: ProxyApp, runner: asyncio.Runner, key: AccessKey = KEY) -> None:
+        super().__init__(HOST, key)
         self.app = app
         self._runner = runner
-        self._key = key
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        *,
-        signed_body: bytes | None = None,
-        host: str | None = None,
-    ) -> Heard:
-        """See Side."""
-        scope = question(method, path, query, headers, body, signed_body=signed_body, host=host, key=self._key)
+    def _send(self, method: str, url: str, path: str, headers: Headers, body: bytes) -> HttpAnswer:
+        length = [("content-length", str(len(body)))] if body else []
+        scope = _scope(method, url, path, [*headers, *length])
         return self._runner.run(ask_app(self.app, scope, [body] if body else []))
 
 
-def question(
-    method: str,
-    path: str,
-    query: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    body: bytes = b"",
-    *,
-    signed_body: bytes | None = None,
-    host: str | None = None,
-    key: AccessKey = KEY,
-) -> dict[str, Any]:
-    """A signed request as a server hands it to an ASGI application."""
-    url = _url(host or HOST, path, query)
-    length = {"content-length": str(len(body))} if body else {}
-    sent = signed_headers(method, url, headers or {}, body if signed_body is None else signed_body, key=key)
+def question(method: str, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a signed request without a body, as a server passes it to an ASGI application."""
+    url = _url(HOST, path, query)
+    return _scope(method, url, path, signed_headers(method, url, {}, b"", key=KEY))
+
+
+def _scope(method: str, url: str, path: str, headers: Headers) -> dict[str, Any]:
     parts = urlsplit(url)
     return {
         "type": "http",
@@ -272,13 +238,13 @@ def question(
         "path": path,
         "raw_path": parts.path.encode(),
         "query_string": parts.query.encode(),
-        "headers": [(n.lower().encode(), v.encode("latin-1")) for n, v in (*sent, *length.items())],
+        "headers": [(n.lower().encode(), v.encode("latin-1")) for n, v in headers],
         "client": ("127.0.0.1", 50_000),
     }
 
 
-async def ask_app(app: ProxyApp, scope: dict[str, Any], pieces: Iterable[bytes] = ()) -> Heard:
-    """What an application answers, by the rules of ASGI; the client stays until it is over."""
+async def ask_app(app: ProxyApp, scope: dict[str, Any], pieces: Iterable[bytes] = ()) -> HttpAnswer:
+    """Call an ASGI application and return its answer. The client stays connected until the end."""
     rest = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     rest.append({"type": "http.request", "body": b"", "more_body": False})
     sent: list[dict[str, Any]] = []
@@ -293,17 +259,17 @@ async def ask_app(app: ProxyApp, scope: dict[str, Any], pieces: Iterable[bytes] 
         sent.append(message)
 
     await app(scope, receive, send)
-    return heard(sent)
+    return answer_of(sent)
 
 
-def heard(sent: list[dict[str, Any]]) -> Heard:
-    """The answer that these messages are; AssertionError when they are none that a server could send."""
+def answer_of(sent: list[dict[str, Any]]) -> HttpAnswer:
+    """Return the answer in ASGI messages. Raises AssertionError for messages that a server could not send."""
     start, *rest = sent
     assert start["type"] == "http.response.start"
     assert [m.get("more_body", False) for m in rest] == [True] * (len(rest) - 1) + [False]
     names = [n.decode() for n, _ in start["headers"]]
     assert len(set(names)) == len(names)
-    return Heard(
+    return HttpAnswer(
         start["status"],
         {n.decode().lower(): v.decode() for n, v in start["headers"]},
         b"".join(m.get("body", b"") for m in rest),
@@ -313,7 +279,7 @@ def heard(sent: list[dict[str, Any]]) -> Heard:
 def make_app(
     tables: TableCatalog, buckets: Iterable[VirtualBucket], *, log: io.BytesIO | None = None, **settings: Any
 ) -> ProxyApp:
-    """A proxy for one tenant, `acme`, who sees these buckets by `KEY`."""
+    """Return a proxy with the tenant `acme`, whose `KEY` gives access to these buckets."""
     tenant = Tenant("acme", (KEY,), {b.name: b for b in buckets})
     return ProxyApp(
         ServerSettings(domains=(DOMAIN,), **settings),
@@ -326,5 +292,5 @@ def make_app(
 
 
 async def together(count: int, ask: Callable[[], Awaitable[_Result]]) -> list[_Result]:
-    """The answers to so many questions that are asked at once."""
+    """Send several requests concurrently and return the answers."""
     return list(await asyncio.gather(*(ask() for _ in range(count))))

@@ -21,7 +21,7 @@ VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?:(:?[-?])([^}]*))?\}")
 
 
 def variables(text: str) -> set[str]:
-    """What a compose file takes from its environment: in `${...}`, and what it passes on by name alone."""
+    """Return the variables of a compose file: those in `${...}`, and those passed by name."""
     passed = {
         name
         for service in yaml.safe_load(text)["services"].values()
@@ -32,13 +32,13 @@ def variables(text: str) -> set[str]:
 
 
 def read_env(path: Path) -> dict[str, str]:
-    """The variables of a `.env` file."""
+    """Return the variables of a `.env` file."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
 
 def load(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The compose file with its variables filled in. Raises KeyError, with its text, for one that has to be set."""
+    """Return the compose file with values for its variables. Raises KeyError with a required variable's message."""
 
     def value(match: re.Match[str]) -> str:
         name, kind, text = match.groups()
@@ -54,24 +54,24 @@ def load(environ: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Here:
-    """Where things of the containers are on this machine: `places` are texts and what takes their place."""
+    """The services of the containers on this machine. `places`: texts and their replacements."""
 
     services: Mapping[str, Any]
     environ: Mapping[str, str]
     places: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, service: str) -> dict[str, str]:
-        """The environment of a service's container."""
+        """Return the environment of a service's container."""
         declared = self.services[service].get("environment") or {}
         filled = {name: self.environ.get(name) if value is None else value for name, value in declared.items()}
         return {name: self.placed(value) for name, value in filled.items() if value is not None}
 
     def command(self, service: str) -> list[str]:
-        """The command line of a service."""
+        """Return the command line of a service."""
         return self._runnable(self.services[service]["command"])
 
     def health_check(self, service: str) -> list[str]:
-        """The command line by which its health is asked."""
+        """Return the command line of the health check."""
         kind, *command = self.services[service]["healthcheck"]["test"]
         assert kind == "CMD", kind
         return self._runnable(command)
@@ -82,6 +82,6 @@ class Here:
         return [str(ours) if ours.exists() else program, *arguments]
 
     def placed(self, text: str) -> str:
-        for there, here in self.places.items():
-            text = text.replace(there, here)
+        for original, replacement in self.places.items():
+            text = text.replace(original, replacement)
         return text

@@ -1,7 +1,7 @@
-"""A reader made from docs/format.md alone: it uses nothing of the library, and must agree with it.
+"""A reader made from docs/format.md alone, without the library, which must agree with it.
 
-It answers what is live, now and at a time, from the objects of one listing. It does not fetch, so it never meets a
-torn listing but one that lacks an epoch.
+It computes the live parts, now and at a time, from the objects of one listing. It fetches nothing, so a listing can be
+torn only by a missing epoch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ GRACE_MS = 60 * 60_000
 
 
 @dataclass
-class Reading:
-    """What the log says. `log_files` are in the order of their names."""
+class PageReading:
+    """The state of the log. `log_files` are in the order of their names."""
 
     log_files: list[str]
     epoch: int
@@ -36,20 +36,20 @@ class Reading:
     operations: dict[int, set[str]] = field(default_factory=dict)
 
     def columns(self, at: int) -> set[str]:
-        """The columns of a snapshot: those of the log, and those that were declared by then."""
+        """Return the columns of a snapshot: those of the log, and those that were declared by then."""
         from_log = max(at, min(self.came.values(), default=at))
         declared_ms = self.spec.get("declared_ms", {})
         declared = {c for c in self.spec.get("columns", {}) if declared_ms.get(c, 0) <= at}
         return {column for column, t in self.came.items() if t <= from_log} | declared
 
     def partition_by(self, at: int) -> list[str]:
-        """The partition expressions of a snapshot."""
+        """Return the partition expressions of a snapshot."""
         earlier = next((e for e in self.spec.get("earlier", []) if at < e["until"]), self.spec)
         expressions: list[str] = earlier.get("partition_by", [])
         return expressions
 
     def live(self, at: int | None = None) -> set[str]:
-        """The keys of the live parts. Raises LookupError for a time that has expired."""
+        """Return the keys of the live parts. Raises LookupError for a time that has expired."""
         if at is None:
             return {p for p, m in self.markers.items() if "tmb" not in m}
         if at < self.horizon and at not in self.pinned:
@@ -65,7 +65,7 @@ def read_as_the_page_says(
     log_prefix: str = "",
     stored_ms: Mapping[str, int] | None = None,
     now_ms: int = 0,
-) -> Reading:
+) -> PageReading:
     """Read the objects of one listing. Prefixes are empty or end in a slash.
 
     `log_store` and `log_prefix`: of log and claims, when they are in a store of their own. `stored_ms` and `now_ms` are
@@ -82,7 +82,7 @@ def read_as_the_page_says(
     ignored = {key for e, key in epochs.items() if e not in live_epochs}
     ignored |= {dead["p"] for e in live_epochs for dead in files[epochs[e]][2]}
     headers = [header for header, *_ in files.values()]
-    reading = Reading(
+    reading = PageReading(
         log_files=list(files),
         epoch=head,
         ignored=ignored,
@@ -113,18 +113,18 @@ def read_as_the_page_says(
     return reading
 
 
-def _replay(reading: Reading, columns: dict[str, str], parts: list[dict[str, Any]]) -> None:
+def _replay(reading: PageReading, columns: dict[str, str], parts: list[dict[str, Any]]) -> None:
     for column, type_ in columns.items():
-        assert reading.schema.setdefault(column, type_) == type_, "one column, two types"
+        assert reading.schema.setdefault(column, type_) == type_, "a column has two types"
     for part in parts:
-        seen = reading.markers.setdefault(part["p"], part)
-        both = {**part, **seen}
-        times = {k: min(m[k] for m in (seen, part) if k in m) for k in both if k in ("t", "tmb")}
+        earlier = reading.markers.setdefault(part["p"], part)
+        both = {**part, **earlier}
+        times = {k: min(m[k] for m in (earlier, part) if k in m) for k in both if k in ("t", "tmb")}
         reading.markers[part["p"]] = both | times
 
 
 def _pinned(store: Mapping[str, bytes], pins: str, stored_ms: Mapping[str, int], now_ms: int) -> Iterator[int]:
-    """The times of the pins in force."""
+    """Return the times of the pins in force."""
     for key in (k for k in store if k.startswith(pins)):
         pin = json.loads(store[key])
         assert key == f"{pins}{pin['name']}.json"
@@ -134,11 +134,11 @@ def _pinned(store: Mapping[str, bytes], pins: str, stored_ms: Mapping[str, int],
 
 
 def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Header, schema, log tombstones, part markers."""
+    """Parse the header, the schema, the log tombstones and the part markers."""
     lines = [json.loads(line) for line in body.decode().split("\n")]
     header = lines[0]
     assert header["v"] in (1, "1")
-    assert header.get("n", len(lines)) == len(lines), "a log file that was cut"
+    assert header.get("n", len(lines)) == len(lines), "a truncated log file"
     parts_at = header.get("f", len(lines))
     return header, lines[header["sch"]], lines[header["tmb"] : parts_at] if "tmb" in header else [], lines[parts_at:]
 
@@ -151,7 +151,7 @@ DEFAULT_MS = {
 
 
 def counting_times(spec: Mapping[str, Any], now_ms: int) -> dict[str, int]:
-    """Each time of a table as it counts at a moment."""
+    """Return each time of a table as it counts at a moment."""
     times = DEFAULT_MS | spec.get("timing", {})
     for known_ms, then in _earlier_times(spec):
         times |= {name: max(value, times[name]) for name, value in then.items() if known_ms + value > now_ms}
@@ -159,15 +159,14 @@ def counting_times(spec: Mapping[str, Any], now_ms: int) -> dict[str, int]:
 
 
 def publishable_age(spec: Mapping[str, Any], oldest_part_ms: int) -> int:
-    """The age up to which a part may be published."""
+    """Return the age up to which a part may be published."""
     own = DEFAULT_MS | spec.get("timing", {})
-    return min(
-        [own["part_timeout_ms"], *(t["part_timeout_ms"] for known_ms, t in _earlier_times(spec) if known_ms > oldest_part_ms)]
-    )
+    timeouts = [t["part_timeout_ms"] for known_ms, t in _earlier_times(spec) if known_ms > oldest_part_ms]
+    return min([own["part_timeout_ms"], *timeouts])
 
 
 def deleted_until(spec: Mapping[str, Any], pin_ms: int) -> int:
-    """The tombstones whose parts a pin takes for deleted, without skew and precision."""
+    """Return the time until which tombstoned parts count as deleted for a pin, without skew and precision."""
     own = DEFAULT_MS | spec.get("timing", {})
     limits = [min(pin_ms, known_ms) - then["grace_ms"] for known_ms, then in _earlier_times(spec)]
     return max([pin_ms - own["grace_ms"], *limits])
@@ -181,7 +180,7 @@ def _earlier_times(spec: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, int
 
 @dataclass
 class Refresher:
-    """The log files that a reader knows which lists only what can be new. A log file never changes: it keeps them."""
+    """The log files of a reader that lists only possibly new ones. It keeps the others, because they never change."""
 
     log_files: dict[str, bytes] = field(default_factory=dict)
     listed_at: int = 0
@@ -190,7 +189,7 @@ class Refresher:
     partly: int = 0
 
     def refresh(self, store: Mapping[str, bytes], log: str, now_ms: int) -> dict[str, bytes]:
-        """The log files to read; `log` is the prefix of their keys."""
+        """Return the log files to read. `log` is the prefix of their keys."""
         has_epochs = any(b'"e":' in body.split(b"\n", 1)[0] for body in self.log_files.values())
         if has_epochs and 0 <= now_ms - self.listed_whole_at <= GRACE_MS:
             after = f"{log}{min(self.listed_at, now_ms) - 2 * (COMMIT_TIMEOUT_MS + MAX_SKEW_MS):013d}"
@@ -199,10 +198,10 @@ class Refresher:
             after, self.listed_whole_at = "", now_ms
             self.whole += 1
         self.listed_at = now_ms
-        kept = {key: body for key, body in self.log_files.items() if key <= after}
-        self.log_files = kept | {key: body for key, body in store.items() if key.startswith(log) and key > after}
+        older = {key: body for key, body in self.log_files.items() if key <= after}
+        self.log_files = older | {key: body for key, body in store.items() if key.startswith(log) and key > after}
         return self.log_files
 
     def forget(self, ignored: set[str]) -> None:
-        """What is ignored may be deleted, and later be forgotten."""
+        """Forget ignored log files, which may be deleted."""
         self.log_files = {key: body for key, body in self.log_files.items() if key not in ignored}

@@ -1,11 +1,11 @@
-"""Runs what the pages show: `python -m tests.support.site.pages docs/inputs.md`, in the current folder.
+"""Runs the programs of a page: `python -m tests.support.site.pages docs/inputs.md`, in the current folder.
 
-Blocks of Python are one program, in the order in which they stand. Where a line is an expression and its comment begins
-with a value, or is what a `print` says, the two are compared; every such line must have been reached. What the page
-tells to type for the command `icedb` runs after that, in the same process: starting one takes longer than most of it.
+The Python blocks of a page are one program. If the comment of an expression begins with a value, or that of a `print`
+with its output, both are compared, and every such line must be reached. The page's `icedb` commands run after that, in
+the same process, because starting one takes longer than most commands.
 
-Tests run each page in a process that is forked from one that has imported the libraries, as importing them takes longer
-than most pages.
+Tests run each page in a process that is forked from one that has imported the libraries, because importing them takes
+longer than most pages.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.processes import clean_environment
+
 if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-#: What a value and the words that follow it have between them.
+#: The separator of a value and the words after it.
 GAP = "  "
 #: A command with this is not run.
 OPEN_END = r"s3:|--watch\b"
-#: What pages import. Importing it starts threads of OpenBLAS and jemalloc alone, which allow for a fork.
+#: Modules that pages import. Importing them starts only threads that allow a fork.
 IMPORTED = ("icedb.cli", "icedb_dagster", "dagster", "pyarrow.dataset", "pyarrow.parquet", "pandas", "boto3")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The page's blocks of that language."""
+    """Return the page's blocks of that language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def runnable_pages(*, spark: bool) -> list[Path]:
-    """The pages that show Python or commands, of those that start Spark, or of the others."""
+    """Return the pages with Python or commands that start Spark, or those that do not."""
     pages = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page, "python") or commands(page)]
     return [page for page in pages if ("pyspark" in whole_program(page)) == spark]
 
@@ -80,12 +82,11 @@ def run_page(
 
 @cache
 def _server(of_pid: int) -> subprocess.Popen[str]:
-    """The process that is forked for each page. It ends when its standard input does, so with this process."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ICEDB_", "DAGSTER_"))}
+    """Return the process that is forked for each page. It ends with its standard input, so with this process."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.site.pages"],
         cwd=ROOT,
-        env=clean | {"PYTHONPATH": str(ROOT)},
+        env=clean_environment(PYTHONPATH=str(ROOT)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -93,7 +94,7 @@ def _server(of_pid: int) -> subprocess.Popen[str]:
 
 
 def bucket_of(page: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of a page that uses a bucket of its own; of another, nothing."""
+    """Return the environment of a page that uses a bucket. It is empty for other pages."""
     if "BUCKET" not in whole_program(page):
         return {}
     server = request.getfixturevalue("s3_server")
@@ -103,17 +104,17 @@ def bucket_of(page: Path, request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def execute(code: str, name: str) -> int:
-    """Run a program and compare what its comments say; returns how many did. Raises AssertionError."""
+    """Run a program and compare the results in its comments. Returns their number. Raises AssertionError."""
     checks = _Checks(code)
     tree = ast.fix_missing_locations(checks.visit(ast.parse(code, name)))
     program = compile(tree, name, "exec", dont_inherit=True)  # the page has none of our `from __future__`
     exec(program, {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
-    assert not checks.left, f"{name}: lines {sorted(checks.left)} say something, and were not reached"
+    assert not checks.left, f"{name}: lines {sorted(checks.left)} state a value, and were not reached"
     return checks.comparisons
 
 
 class _Checks(ast.NodeTransformer):
-    """Makes calls of ours of the expressions that have a comment."""
+    """Replaces expressions with a comment by calls that compare them."""
 
     def __init__(self, code: str) -> None:
         tokens = tokenize.generate_tokens(io.StringIO(code).readline)
@@ -138,16 +139,16 @@ class _Checks(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(checked), node)
 
     def value(self, line: int, text: str, value: Any) -> None:
-        """An expression with a comment that is a value."""
+        """Compare an expression with its comment."""
         self.left.discard(line)
         assert repr(value) == repr(ast.literal_eval(text.partition(GAP)[0])), f"line {line}: {value!r} is not {text}"
 
     def said(self, line: int, text: str, *values: Any) -> None:
-        """A `print` with a comment, in which `...` stands for anything."""
+        """Compare a `print` with its comment, in which `...` matches any text."""
         self.left.discard(line)
-        said = " ".join(map(str, values))
+        printed = " ".join(map(str, values))
         pattern = ".*".join(map(re.escape, text.split("...")))
-        assert re.fullmatch(pattern, said, re.DOTALL), f"line {line}: {said!r} is not {text!r}"
+        assert re.fullmatch(pattern, printed, re.DOTALL), f"line {line}: {printed!r} is not {text!r}"
 
 
 def _is_value(comment: str) -> bool:
@@ -159,16 +160,16 @@ def _is_value(comment: str) -> bool:
 
 
 def whole_program(page: Path) -> str:
-    """All Python of a page, on the lines where it stands there."""
-    kept, inside = [], False
+    """Return all Python of a page, on its lines of the page."""
+    lines, inside = [], False
     for line in page.read_text().splitlines():
         inside = line == "```python" or (inside and line != "```")
-        kept.append(line if inside and line != "```python" else "")
-    return "\n".join(kept)
+        lines.append(line if inside and line != "```python" else "")
+    return "\n".join(lines)
 
 
 def commands(page: Path) -> list[str]:
-    """What a page tells to type for `icedb`, but for what is about somebody's bucket or runs until it is stopped."""
+    """Return the `icedb` commands of a page, except those that use a bucket or run until they are stopped."""
     lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if re.match(r"icedb\s(?!(proxy|ingest)\b)", line) and not re.search(OPEN_END, line)]
 

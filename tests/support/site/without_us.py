@@ -1,6 +1,6 @@
-"""What reads a table without this library: the SQL of docs/format.md in plain DuckDB, and live_parts.mjs in Node.js.
+"""Readers without this library: the SQL of docs/format.md in plain DuckDB, and live_parts.mjs in Node.js.
 
-Beside them the worlds: small logs, each about a rule, whose answers the library gives; and the faults that they find.
+Examples are small logs, each about a rule, whose answers the library gives. Faults are changes that they detect.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ Live = dict[str, tuple[str, int, int | None]]
 
 
 class Refused(Exception):
-    """A reader says that it cannot answer."""
+    """A reader rejects a table."""
 
 
-class Reader(Protocol):
+class PartReader(Protocol):
     def live(self, root: str, as_of: int | None = None, *, log: str | None = None) -> Live: ...
 
 
 def sql_block(name: str) -> str:
-    """The block of SQL with that name on the format page."""
+    """Return the block of SQL with that name on the format page."""
     [result] = re.findall(rf"^```sql {name}\n(.*?)^```$", FORMAT_PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     return str(result)
 
 
 def node() -> str:
-    """The Node.js here; the test is skipped where there is none."""
+    """Return the path of Node.js. Skips the test if it is not installed."""
     result = shutil.which("node")
     if result is None:
         pytest.skip("there is no Node.js here: `node` is not on the PATH")
@@ -57,7 +57,7 @@ def node() -> str:
 
 
 class SqlReader:
-    """A DuckDB that knows the page's macro, and nothing else."""
+    """A DuckDB with the page's macro only."""
 
     def __init__(self, macro: str | None = None, *, storage_options: Mapping[str, str] | None = None) -> None:
         self.con = duckdb.connect(config={"threads": 1})  # logs of some lines: more threads only wait
@@ -78,7 +78,7 @@ class SqlReader:
         return {path: (partition, size, rows) for path, partition, size, rows in result}
 
     def rows(self, root: str, columns: str, *, log: str | None = None) -> list[tuple[Any, ...]]:
-        """The rows of the live parts, as the page tells to read them."""
+        """Return the rows of the live parts, as the page describes."""
         self.con.execute(f"SET VARIABLE parts = (SELECT list(path) FROM {call(root, None, log)})")
         parts = "read_parquet(getvariable('parts'), union_by_name = true, hive_partitioning = true)"
         return self.con.execute(f"SELECT {columns} FROM {parts}").fetchall()
@@ -105,7 +105,7 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 
 class NodeReader:
-    """A process of Node.js that answers by the script, one question after the other."""
+    """A process of Node.js that runs the script for each query."""
 
     def __init__(self, *, storage_options: Mapping[str, str] | None = None) -> None:
         self.script = SCRIPT
@@ -125,7 +125,7 @@ class NodeReader:
             pass
 
     def by(self, script: Path) -> NodeReader:
-        """The same process, asked to answer by another script."""
+        """Return the same process with another script."""
         other = copy.copy(self)
         other.script = script
         return other
@@ -143,13 +143,13 @@ class NodeReader:
 
 
 def environment(storage_options: Mapping[str, str] | None) -> dict[str, str]:
-    """Of a process that has these options and none of ours."""
+    """Return an environment with these options and without the developer's."""
     return {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | dict(storage_options or {})
 
 
 @dataclass(frozen=True)
 class LibraryReader:
-    """The library itself, opened anew for each question."""
+    """The library itself, opened for each query."""
 
     storage_options: dict[str, str] | None = None
 
@@ -161,15 +161,13 @@ class LibraryReader:
         return {p.path: (p.partition, p.bytes, p.rows) for p in parts}
 
 
-def answer(reader: Reader, root: str, as_of: int | None = None, *, log: str | None = None) -> Live | str:
-    """What a reader says; "refused" in place of its error."""
+def answer(reader: PartReader, root: str, as_of: int | None = None, *, log: str | None = None) -> Live | str:
+    """Return the answer of a reader, or "refused" for an error."""
     try:
         return reader.live(root, as_of, log=log)
     except Refused:
         return "refused"
 
-
-# ------------------------------------------------------------------------------------------------ worlds
 
 WRITER = "w-1-0123456789ab"
 #: All times of the worlds are after this one.
@@ -177,15 +175,15 @@ BEGIN_MS = 1_795_255_200_000
 
 
 @dataclass(frozen=True)
-class World:
-    """Log files by their names, and times (since BEGIN_MS) to ask for beside now."""
+class LogExample:
+    """Log files by name, and times (since BEGIN_MS) to query."""
 
     log: dict[str, bytes]
     times: tuple[int, ...] = ()
 
     @property
     def moments(self) -> list[int | None]:
-        """What to ask for, as `as_of`."""
+        """The values of `as_of` to query."""
         return [None, *(BEGIN_MS + t for t in self.times)]
 
     def put(self, folder: Path) -> str:
@@ -198,7 +196,7 @@ class World:
 
 @dataclass(frozen=True)
 class Logged:
-    """A log file of a world. `epochs`: its own and then the other live ones; `parts`: name -> (t, tmb).
+    """A log file of an example. `epochs`: its own and then the other live ones; `parts`: name -> (t, tmb).
 
     Times are since BEGIN_MS.
     """
@@ -232,14 +230,14 @@ class Logged:
         return encode(file)
 
 
-def world(*files: Logged, times: tuple[int, ...] = (), **changed: tuple[str, str]) -> World:
-    """The log of these files. `changed`: `f1=(old, new)` changes the text of the first one."""
+def world(*files: Logged, times: tuple[int, ...] = (), **changed: tuple[str, str]) -> LogExample:
+    """Return the log of these files. `changed`: `f1=(old, new)` changes the text of the first one."""
     log = {file.name: file.body for file in files}
     for which, (old, new) in changed.items():
         name = files[int(which[1:]) - 1].name
         assert old.encode() in log[name]
         log[name] = log[name].replace(old.encode(), new.encode())
-    return World(log, times)
+    return LogExample(log, times)
 
 
 A, B = Logged(100, {"d=1/a": (100, None)}), Logged(200, {"d=2/b": (200, None)}, writer="v-2-0123456789ab")
@@ -314,16 +312,16 @@ WORLDS = {
     "a part outside of the table": world(A, B, f1=("_data/d=1/a.parquet", "_others/a.parquet")),
     "a part outside of the table by a step up": world(A, f1=("_data/d=1/a", "_data/../a")),
     "a line that is cut": world(A, B, f1=('"r":3}', '"r":')),
-    "no log file": World({}),
+    "no log file": LogExample({}),
 }
 
-# What no reader but the library needs to tell apart: an empty table has no log file either.
+# Only the library distinguishes these: an empty table has no log file either.
 LENIENT = {"no log file"}
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A rule of a reader that is left out or changed; the world in which it then answers otherwise than the library."""
+class ReaderFault:
+    """A changed rule of a reader, and the example in which its answer then differs from the library's."""
 
     old: str
     new: str
@@ -331,71 +329,77 @@ class Fault:
 
 
 SQL_FAULTS = [
-    Fault("NOT list_contains(live_epochs, e)", "false", "an epoch that is not in force is ignored"),
-    Fault(
-        "log_file, head WHERE list_contains(live_epochs, e)",
-        "log_file, head",
-        "a log tombstone of v3 makes nothing ignored",
-    ),
-    Fault(
-        "log_file, head WHERE list_contains(live_epochs, e)",
-        "log_file, head WHERE e > 0",
-        "a log tombstone of an epoch that is not in force counts for nothing",
-    ),
-    Fault(" ANTI JOIN ignored USING (name)", "", "a replaced log file is ignored"),
-    Fault("line[tmb + 1:f]", "line[tmb + 2:f]", "a replaced log file is ignored"),
-    Fault("line[f + 1:]", "line[f + 2:]", "appends"),
-    Fault("WHEN NOT list_has_all(list(e), max_by(le, e))", "WHEN false", "a torn listing"),
-    Fault("max_by(le, e), [])", "flatten(list(le)), [])", "an epoch that is not in force is ignored"),
-    Fault("WHEN count(e) > count(DISTINCT e)", "WHEN false", "two log files of one epoch"),
-    Fault("WHEN as_of < max(hz)", "WHEN false", "expired"),
-    Fault("WHEN as_of < max(hz)", "WHEN as_of <= max(hz)", "expired"),
-    Fault("(header->>'v') = '1' AND ", "", "another version"),
-    Fault("line[-1] <> '' AND ", "", "a newline at the end, and no numbers"),
-    Fault("coalesce((header->>'n')::BIGINT, len(line)) = len(line)", "true", "fewer lines than counted"),
-    Fault("f BETWEEN 2 AND len(line)", "true", "parts from a line that is not there"),
-    Fault("e > 0 AND ", "", "an epoch below 1"),
-    Fault("list_contains(le, e))), false)", "true)), false)", "an epoch without a list"),
-    Fault("if(as_of IS NULL, tmb IS NULL,", "if(as_of IS NULL, true,", "a tombstone wins over a later live marker"),
-    Fault("min((part->>'t')", "max((part->>'t')", "the smallest times count"),
-    Fault("min((part->>'tmb')", "max((part->>'tmb')", "the smallest times count"),
-    Fault("t <= as_of", "t < as_of", "appends"),
-    Fault("tmb > as_of)", "tmb >= as_of)", "the smallest times count"),
-    Fault("starts_with(path, root || '/_data/')", "true", "a part outside of the table"),
-    Fault("regexp_matches(below, '(^|/)\\.{0,2}(/|$)')", "false", "a part outside of the table by a step up"),
+    ReaderFault(*fault)
+    for fault in (
+        ("NOT list_contains(live_epochs, e)", "false", "an epoch that is not in force is ignored"),
+        (
+            "log_file, head WHERE list_contains(live_epochs, e)",
+            "log_file, head",
+            "a log tombstone of v3 makes nothing ignored",
+        ),
+        (
+            "log_file, head WHERE list_contains(live_epochs, e)",
+            "log_file, head WHERE e > 0",
+            "a log tombstone of an epoch that is not in force counts for nothing",
+        ),
+        (" ANTI JOIN ignored USING (name)", "", "a replaced log file is ignored"),
+        ("line[tmb + 1:f]", "line[tmb + 2:f]", "a replaced log file is ignored"),
+        ("line[f + 1:]", "line[f + 2:]", "appends"),
+        ("WHEN NOT list_has_all(list(e), max_by(le, e))", "WHEN false", "a torn listing"),
+        ("max_by(le, e), [])", "flatten(list(le)), [])", "an epoch that is not in force is ignored"),
+        ("WHEN count(e) > count(DISTINCT e)", "WHEN false", "two log files of one epoch"),
+        ("WHEN as_of < max(hz)", "WHEN false", "expired"),
+        ("WHEN as_of < max(hz)", "WHEN as_of <= max(hz)", "expired"),
+        ("(header->>'v') = '1' AND ", "", "another version"),
+        ("line[-1] <> '' AND ", "", "a newline at the end, and no numbers"),
+        ("coalesce((header->>'n')::BIGINT, len(line)) = len(line)", "true", "fewer lines than counted"),
+        ("f BETWEEN 2 AND len(line)", "true", "parts from a line that is not there"),
+        ("e > 0 AND ", "", "an epoch below 1"),
+        ("list_contains(le, e))), false)", "true)), false)", "an epoch without a list"),
+        ("if(as_of IS NULL, tmb IS NULL,", "if(as_of IS NULL, true,", "a tombstone wins over a later live marker"),
+        ("min((part->>'t')", "max((part->>'t')", "the smallest times count"),
+        ("min((part->>'tmb')", "max((part->>'tmb')", "the smallest times count"),
+        ("t <= as_of", "t < as_of", "appends"),
+        ("tmb > as_of)", "tmb >= as_of)", "the smallest times count"),
+        ("starts_with(path, root || '/_data/')", "true", "a part outside of the table"),
+        ("regexp_matches(below, '(^|/)\\.{0,2}(/|$)')", "false", "a part outside of the table by a step up"),
+    )
 ]
 
 NODE_FAULTS = [
-    Fault(
-        "epoch === undefined || live.has(epoch));",
-        "true);",
-        "an epoch of a foreign name that is not in force is ignored",
-    ),
-    Fault("!replaced.has(key) && ", "", "a replaced log file is ignored"),
-    Fault(
-        "file !== null && live.has(file.epoch)",
-        "file !== null",
-        "a log tombstone of v3 makes nothing ignored, whatever its name",
-    ),
-    Fault("if ([...live].some((epoch) => !epochs.has(epoch))) return null;", "", "a torn listing"),
-    Fault("checkEpochs(files, store);", "", "two log files of one epoch"),
-    Fault("asOf < horizon &&", "false &&", "expired"),
-    Fault("asOf < horizon &&", "asOf <= horizon &&", "expired"),
-    Fault('String(header?.v) !== "1"', "false", "another version"),
-    Fault('lines.at(-1) === "" ||', "", "a newline at the end, and no numbers"),
-    Fault("(header.n ?? lines.length) !== lines.length", "false", "fewer lines than counted"),
-    Fault("partsFrom <= lines.length", "true", "parts from a line that is not there"),
-    Fault("epoch !== announcedEpoch(key, logPrefix)", "false", "an epoch below 1"),
-    Fault("header.le?.includes(epoch)", "true", "an epoch without a list"),
-    Fault(
-        "asOf === undefined ? tmb === undefined",
-        "asOf === undefined ? true",
-        "a tombstone wins over a later live marker",
-    ),
-    Fault("a === undefined || b < a ? b : a", "b", "the smallest times count"),
-    Fault("t <= asOf", "t < asOf", "appends"),
-    Fault("tmb > asOf", "tmb >= asOf", "the smallest times count"),
-    Fault("isBelow(prefix, object?.p) && ", "", "a part outside of the table"),
-    Fault('["", ".", ".."]', '["", "."]', "a part outside of the table by a step up"),
-    Fault("&& OUR_WRITER.test(key)", "", "a name that announces an epoch that is over"),
+    ReaderFault(*fault)
+    for fault in (
+        (
+            "epoch === undefined || live.has(epoch));",
+            "true);",
+            "an epoch of a foreign name that is not in force is ignored",
+        ),
+        ("!replaced.has(key) && ", "", "a replaced log file is ignored"),
+        (
+            "file !== null && live.has(file.epoch)",
+            "file !== null",
+            "a log tombstone of v3 makes nothing ignored, whatever its name",
+        ),
+        ("if ([...live].some((epoch) => !epochs.has(epoch))) return null;", "", "a torn listing"),
+        ("checkEpochs(files, store);", "", "two log files of one epoch"),
+        ("asOf < horizon &&", "false &&", "expired"),
+        ("asOf < horizon &&", "asOf <= horizon &&", "expired"),
+        ('String(header?.v) !== "1"', "false", "another version"),
+        ('lines.at(-1) === "" ||', "", "a newline at the end, and no numbers"),
+        ("(header.n ?? lines.length) !== lines.length", "false", "fewer lines than counted"),
+        ("partsFrom <= lines.length", "true", "parts from a line that is not there"),
+        ("epoch !== announcedEpoch(key, logPrefix)", "false", "an epoch below 1"),
+        ("header.le?.includes(epoch)", "true", "an epoch without a list"),
+        (
+            "asOf === undefined ? tmb === undefined",
+            "asOf === undefined ? true",
+            "a tombstone wins over a later live marker",
+        ),
+        ("a === undefined || b < a ? b : a", "b", "the smallest times count"),
+        ("t <= asOf", "t < asOf", "appends"),
+        ("tmb > asOf", "tmb >= asOf", "the smallest times count"),
+        ("isBelow(prefix, object?.p) && ", "", "a part outside of the table"),
+        ('["", ".", ".."]', '["", "."]', "a part outside of the table by a step up"),
+        ("&& OUR_WRITER.test(key)", "", "a name that announces an epoch that is over"),
+    )
 ]

@@ -1,8 +1,7 @@
-"""A Spark program of somebody's own: `pipes_program.py --table <uri> [--module <name>] [--fail <why>]`.
+"""A Spark program that reports to Dagster: `pipes_program.py --table <uri> [--module <name>] [--fail <why>]`.
 
-It writes numbers to a table, as tests/spark_jobs/test_launch.py has it done in every place, and reports to Dagster when
-that started it. `--module` names a module that only the executors are given; `--fail` is what goes wrong before all
-else.
+It writes numbers to a table. `--module` names a module that only the executors have; `--fail` is an error that it
+raises first.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def main() -> None:
 
 
 def shipped(spark: SparkSession, module: str) -> str:
-    """What tasks find in a module, and where."""
+    """Return the content of a module in the tasks."""
 
     def look(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

@@ -19,7 +19,7 @@ _OF_ARCHIVE = [f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds=off", "-Xlog:cds+d
 #: For a process that is not meant to live long. An archive that does not fit is passed over in silence.
 QUICK_JAVA = shlex.join(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *(_OF_ARCHIVE if ARCHIVE.exists() else [])])
 
-#: What most tests do: a shuffle, Python in tasks, Arrow, Parquet.
+#: The operations of most tests: a shuffle, Python in tasks, Arrow, Parquet.
 SESSION = """
 import sys, tempfile
 from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""What DuckDB answers, and how Spark is about to."""
+"""DuckDB's answers, and Spark's physical plans."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame
 
 
 def rows_of(sql: str) -> Any:
-    """The answer of DuckDB."""
+    """Return the answer of DuckDB."""
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     return con.sql(sql)
 
 
 def plan_of(frame: DataFrame) -> str:
-    """All of Spark's plans for a frame, as text."""
+    """Return all of Spark's plans for a frame, as text."""
     return str(frame._jdf.queryExecution().toString())  # type: ignore[operator]

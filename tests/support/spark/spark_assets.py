@@ -4,9 +4,7 @@ Run as `python spark_assets.py <root> <result>` by tests/icedb_dagster/test_io.p
 environment.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +16,8 @@ from dagster_pyspark import PySparkResource
 from pyspark.sql import DataFrame
 
 from icedb import Snapshot
-from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBIOManager, IceDBResource
-from tests.support.spark.spark_clusters import SESSION, make_spark_home
-
-SPARK_CONFIG = SESSION | {"spark.master": "local[2]"}
+from tests.support.spark.spark_clusters import dagster_spark
 
 
 @dg.asset(metadata={"partition_by": ["n % 2 AS parity"], "sort_by": ["n"]})
@@ -75,12 +70,8 @@ def spark_nothing(pyspark: PySparkResource) -> DataFrame:
 
 
 def main(root: str, result: str) -> None:
-    os.environ["SPARK_HOME"] = str(make_spark_home(Path(f"{result}.spark-home")))
-    prepare_environment()
-    resources = {
-        "io_manager": IceDBIOManager(icedb=IceDBResource(root=root)),
-        "pyspark": PySparkResource(spark_config=SPARK_CONFIG),
-    }
+    pyspark = dagster_spark(Path(f"{result}.spark-home"))
+    resources = {"io_manager": IceDBIOManager(icedb=IceDBResource(root=root)), "pyspark": pyspark}
     with dg.DagsterInstance.get() as instance:
 
         def materialize(*assets: dg.AssetsDefinition, **options: Any) -> dg.ExecuteInProcessResult:

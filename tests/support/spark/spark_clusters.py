@@ -1,8 +1,7 @@
-"""Spark in its several shapes, as processes on the loopback interface, and drivers to give them work.
+"""Spark clusters on 127.0.0.1, and driver programs that a test controls.
 
-A process can hold one Spark session, so each session here is in a driver program of its own
-(`tests.support.spark.spark_driver`), which does what it is told over a pipe. Everything started here is ended
-here, by its process id.
+A process can hold one Spark session, so each session is in its own driver (`tests.support.spark.spark_driver`), which
+gets requests over a pipe. Everything that is started here is ended here, by its process id.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.spark.quick_java import QUICK_JAVA
 from tests.support.waiting import wait_until
 
-#: What every session of the tests has.
+if TYPE_CHECKING:
+    from dagster_pyspark import PySparkResource
+
+#: The settings of every session of the tests.
 SESSION = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -37,7 +39,7 @@ SESSION = {
     "spark.sql.shuffle.partitions": "2",
     "spark.task.maxFailures": "2",
 }
-#: Two executors in processes of their own, and no task before both are there.
+#: Two executors in their own processes, and no task before both have registered.
 TWO_EXECUTORS = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
@@ -45,7 +47,7 @@ TWO_EXECUTORS = {
 
 
 class RemoteError(Exception):
-    """What a driver answered instead of a result: the error's type and its whole text."""
+    """An error of a driver: its type and its text."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -89,7 +91,7 @@ class Driver:
 
     @property
     def pid(self) -> int:
-        """The Python process; Spark's are below it."""
+        """Return the pid of the Python process, whose descendants are Spark's."""
         return self._process.pid
 
     def ask(self, do: str, **arguments: Any) -> Any:
@@ -104,7 +106,7 @@ class Driver:
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """The result of what was told first of all that was not answered yet."""
+        """Return the result of the oldest unanswered request."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -132,25 +134,25 @@ class SharedDriver:
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Call a function of `tests.support.spark.spark_driver`. Raises RemoteError."""
-        from tests.support.spark.spark_driver import ASKED
+        from tests.support.spark.spark_driver import COMMANDS
 
         try:
-            return ASKED[do](self._spark, **arguments)
+            return COMMANDS[do](self._spark, **arguments)
         except Exception as error:
             raise RemoteError(type(error).__name__, str(error)) from error
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one, parents first."""
+    """Return the descendants of a process, parents first."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(ProcessLookupError, FileNotFoundError):
             fields = stat.read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = list(children.get(pid, []))
-    for child in found:  # grows as we go
-        found += children.get(child, [])
-    return found
+    pids = list(children.get(pid, []))
+    for child in pids:  # grows as we go
+        pids += children.get(child, [])
+    return pids
 
 
 def make_spark_home(home: Path) -> Path:
@@ -165,8 +167,19 @@ def make_spark_home(home: Path) -> Path:
     return home
 
 
+def dagster_spark(home: Path, **config: str) -> PySparkResource:
+    """Prepare this process for a local Spark with this home, and return Dagster's resource of it."""
+    from dagster_pyspark import PySparkResource
+
+    from icedb.spark.java import prepare_environment
+
+    os.environ["SPARK_HOME"] = str(make_spark_home(home))
+    prepare_environment()
+    return PySparkResource(spark_config=SESSION | {"spark.master": "local[2]"} | config)
+
+
 def environment(spark_home: Path) -> dict[str, str]:
-    """The environment of everything that is started here: a Java, our Python, the loopback address, no secrets."""
+    """Return the environment of all processes: a Java, this Python, the loopback address, no secrets."""
     from icedb.spark.java import prepare_environment
 
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "SPARK_"))}
@@ -179,7 +192,7 @@ def environment(spark_home: Path) -> dict[str, str]:
 def _daemon(
     folder: Path, name: str, command: list[str], ready: str, env: Mapping[str, str]
 ) -> Iterator[tuple[str, ...]]:
-    """A process of Spark's until the block ends; gives what the groups of `ready` found in its log."""
+    """Run a process of Spark during the block. Yields the groups of `ready` in its log."""
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -211,7 +224,7 @@ def _daemon(
 
 @contextmanager
 def standalone(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
-    """A master and two workers of one core each; gives the master's URL.
+    """Run a master and two workers of one core each. Yields the master's URL.
 
     The workers have different addresses, as machines do: Spark runs no speculative copy of a task on the same host.
     """
@@ -242,9 +255,9 @@ def standalone(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 
 @contextmanager
 def connect_server(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
-    """A Spark Connect server on two cores; gives its address."""
+    """Run a Spark Connect server on two cores. Yields its address."""
     settings = SESSION | {
-        "spark.log.level": "INFO",  # its log tells the port
+        "spark.log.level": "INFO",  # its log has the port
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.connect.grpc.binding.address": "127.0.0.1",

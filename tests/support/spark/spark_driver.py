@@ -23,12 +23,12 @@ Place = dict[str, str]  # the options of a data source: path, and how to get the
 
 
 def events(spark: SparkSession, first: int, last: int, tasks: int) -> DataFrame:
-    """The rows (n, label) of a range of numbers, in that many tasks."""
+    """Return the rows (n, label) of a range of numbers, in that many tasks."""
     return spark.range(first, last, 1, tasks).selectExpr("id AS n", "concat('é', id) AS label")
 
 
 def session_of(config: dict[str, str]) -> SparkSession:
-    """The session that the configuration describes."""
+    """Return a session with this configuration."""
     builder = SparkSession.builder
     if remote := config.pop("spark.remote", None):
         builder = builder.remote(remote)
@@ -37,16 +37,13 @@ def session_of(config: dict[str, str]) -> SparkSession:
     return builder.getOrCreate()
 
 
-# ------------------------------------------------------------------------------------------ what can be asked
-
-
 def append(spark: SparkSession, place: Place, first: int, last: int, tasks: int = 4, **options: str) -> None:
     """Append the events of a range."""
     events(spark, first, last, tasks).write.format("icedb").mode("append").options(**place, **options).save()
 
 
 def overwrite(spark: SparkSession, place: Place, first: int, last: int, tasks: int = 4, **options: str) -> None:
-    """Overwrite by the events of a range; the options say what."""
+    """Overwrite with the events of a range. The options have the kind of overwrite."""
     events(spark, first, last, tasks).write.format("icedb").mode("overwrite").options(**place, **options).save()
 
 
@@ -58,12 +55,12 @@ def write(spark: SparkSession, place: Place, first: int, last: int, tasks: int =
 
 
 def read(spark: SparkSession, place: Place, **options: str) -> list[tuple[int, str, int]]:
-    """The events in order, by `format("icedb")`."""
+    """Return the events in order, read by `format("icedb")`."""
     return _collected(spark.read.format("icedb").options(**place, **options).load())
 
 
 def read_table(spark: SparkSession, place: Place, **arguments: Any) -> list[tuple[int, str, int]]:
-    """The events in order, by `icedb.spark.read`."""
+    """Return the events in order, read by `icedb.spark.read`."""
     uri, storage_options = _address(place)
     return _collected(icedb_spark.read(spark, uri, storage_options=storage_options, **arguments))
 
@@ -122,9 +119,9 @@ def stream_and_append(
     day_seconds: float,
     rows: int,
 ) -> dict[str, Any]:
-    """Stream files into a table and append batches of tests/spark/test_mixed_load.py to it, until `stop` is there.
+    """Stream files into a table and append batches, until `stop` exists.
 
-    Gives the day of each batch that was appended, and the number of the stream's batches.
+    Returns the day of each appended batch, and the number of the stream's batches.
     """
     schema = "writer string, batch long, i long, day long, total long"
     source = spark.readStream.schema(schema).json(files)
@@ -144,7 +141,7 @@ def stream_and_append(
 
 
 def executors(spark: SparkSession) -> list[tuple[str, int]]:
-    """Where tasks run: the host that Spark knows each by, and the process of its Java."""
+    """Return the host and the Java process of each task's executor."""
 
     def where(batches: Any) -> Any:
         import os
@@ -160,7 +157,7 @@ def executors(spark: SparkSession) -> list[tuple[str, int]]:
     return [(row.host, row.pid) for row in rows]
 
 
-ASKED: dict[str, Callable[..., Any]] = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (append, overwrite, write, read, read_table, merge, load, stream, stream_and_append, executors)
 }
@@ -169,12 +166,12 @@ ASKED: dict[str, Callable[..., Any]] = {
 def main(config: str) -> None:
     """Answer until the input ends."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever else is printed must not be taken for an answer
+    sys.stdout = sys.stderr  # other output must not be read as an answer
     spark = session_of(json.loads(config))
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"result": ASKED[request.pop("do")](spark, **request)}
+            answer = {"result": COMMANDS[request.pop("do")](spark, **request)}
         except Exception as error:
             answer = {"error": [type(error).__name__, str(error)]}
         answers.write(json.dumps(answer) + "\n")

@@ -4,28 +4,20 @@ Run as `python spark_maintenance.py <root> <table> <result>` by tests/icedb_dags
 instance of the environment.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster_pyspark import PySparkResource
 
 import icedb.spark.spark_engine
-from icedb.spark.java import prepare_environment
 from icedb_dagster import IceDBResource, build_table_definitions, icedb_pool
-from tests.support.spark.spark_clusters import SESSION, make_spark_home
-
-SPARK_CONFIG = SESSION | {"spark.master": "local[2]"}
+from tests.support.spark.spark_clusters import dagster_spark
 
 
 def main(root: str, name: str, result: str) -> None:
-    os.environ["SPARK_HOME"] = str(make_spark_home(Path(f"{result}.spark-home")))
-    prepare_environment()
     lake = IceDBResource(root=root)
     works: list[str] = []
     held: list[str] = []
@@ -33,17 +25,17 @@ def main(root: str, name: str, result: str) -> None:
     run_tasks = icedb.spark.spark_engine.run_tasks
     defs = dg.Definitions.merge(
         build_table_definitions(name, engine="spark"),
-        dg.Definitions(resources={"icedb": lake, "pyspark": PySparkResource(spark_config=SPARK_CONFIG)}),
+        dg.Definitions(resources={"icedb": lake, "pyspark": dagster_spark(Path(f"{result}.spark-home"))}),
     )
     with dg.DagsterInstance.get() as instance:
 
-        def run_and_tell(spark: Any, assignment: Any, shares: Sequence[Any]) -> Any:
+        def record_and_run(spark: Any, assignment: Any, shares: Sequence[Any]) -> Any:
             works.append(assignment.work.name)
             info = instance.event_log_storage.get_concurrency_info(icedb_pool(name))
             held.extend(slot.run_id and info.concurrency_key for slot in info.claimed_slots)
             return run_tasks(spark, assignment, shares)
 
-        icedb.spark.spark_engine.run_tasks = run_and_tell
+        icedb.spark.spark_engine.run_tasks = record_and_run
         for job, config in ((f"{name}_merge_oldest", {}), (f"{name}_delete", {"where": "d = '2024-01-01' AND n = 1"})):
             run_config = {"ops": {f"{job}_work": {"config": config}}}
             assert defs.resolve_job_def(job).execute_in_process(instance=instance, run_config=run_config).success

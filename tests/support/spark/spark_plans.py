@@ -29,7 +29,7 @@ HOW = ("view", "frame", "explain", "cache", "write", "filter")
 
 
 def create(folder: Path) -> Table:
-    """A table of three parts in two partitions, with the rows `k` = 0 to 8."""
+    """Create a table of three parts in two partitions, with the rows `k` = 0 to 8."""
     table = Table.create(folder / "t", partition_by=["k % 2 AS half"], sort_by=["k"])
     table.insert(pa.table({"k": range(6), "word": ["a", "b", None, "ab", "b", "a"]}))
     table.insert(pa.table({"k": range(6, ROWS), "word": ["b", "c", None]}))
@@ -37,7 +37,7 @@ def create(folder: Path) -> Table:
 
 
 def random_plan(choose: random.Random) -> str:
-    """A query over `{rows}` with one column `k`, that Spark and DuckDB answer alike."""
+    """Return a query over `{rows}` with one column `k`, with the same answer of Spark and DuckDB."""
     one, two = choose.choice(FILTERS), choose.choice(FILTERS)
     return choose.choice(
         [
@@ -81,9 +81,9 @@ def _answer(spark: SparkSession, frame: DataFrame, view: str, sql: str, how: str
             with contextlib.redirect_stdout(io.StringIO()):
                 frame.where("k = 1").explain()
         case "cache":
-            kept = frame.where("k > 1").cache()
-            assert kept.count() == ROWS - 2
-            kept.unpersist()
+            cached = frame.where("k > 1").cache()
+            assert cached.count() == ROWS - 2
+            cached.unpersist()
         case "filter":
             assert sorted(r.k for r in frame.where("k < 4").select("k").collect()) == [0, 1, 2, 3]
         case "write":

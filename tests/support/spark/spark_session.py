@@ -23,7 +23,7 @@ from tests.support.spark.spark_python import write_program
 
 CONFIG = SESSION | TWO_EXECUTORS | {"spark.master": "local-cluster[2,1,1024]", "spark.app.name": "icedb-tests"}
 
-#: How a test says that it takes the shared session.
+#: How a test takes the shared session.
 _TAKES_SESSION = re.compile(r'\bspark: (Any|SparkSession)\b|usefixtures\("spark"\)')
 
 
@@ -49,13 +49,13 @@ def _takes_session(file: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One SPARK_HOME for all tests of a process: the Java process that the first session starts keeps it."""
+    """Return the SPARK_HOME of all tests of a process, because the first session's Java process keeps it."""
     return make_spark_home(tmp_path_factory.mktemp("spark-home"))
 
 
 @pytest.fixture(scope="session")
 def shared_session(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The process's Spark session, and the environment variables that lead its Java to this Python."""
+    """Return the process's Spark session, and the environment variables with which its Java finds this Python."""
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")
@@ -76,7 +76,7 @@ def shared_session(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def spark(shared_session: tuple[Any, dict[str, str]]) -> Iterator[Any]:
-    """A Spark session whose executors are separate processes."""
+    """Return a Spark session whose executors are separate processes."""
     session, variables = shared_session
     with _variables(variables):
         yield session

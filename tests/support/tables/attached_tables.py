@@ -1,4 +1,4 @@
-"""Tables that tests attach to a DuckDB connection, and what they ask of it.
+"""Tables attached to a DuckDB connection, and their queries.
 
 A module takes the fixture with `pytest_plugins = ["tests.support.tables.attached_tables"]`.
 """
@@ -48,12 +48,12 @@ def files_read(con: duckdb.DuckDBPyConnection, source: str) -> int:
 def failing(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     with pytest.raises(duckdb.InvalidInputException) as error:
         con.execute(sql).fetchall()
-    assert "At:" not in str(error.value), "no traceback of ours"
+    assert "At:" not in str(error.value), "a traceback of icedb"
     return str(error.value)
 
 
 def by_days(place: Place, count: int = 4) -> Table:
-    """A part for each of so many days; the numbers count the days."""
+    """Insert a part for each of so many days. The numbers count the days."""
     table = created(place, partition_by=["day", "n % 2 AS parity"], sort_by=["n"])
     table.insert(pa.table({"day": [DAY + timedelta(days=n) for n in range(count)], "n": list(range(count))}))
     return table

@@ -1,4 +1,4 @@
-"""What programs of Delta make of a Delta log: the answers of deltalake, and a small reader for stores without it."""
+"""Readers of a Delta log: deltalake, and a small one for stores without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from icedb.storage.obstore_store import ObjectStore
 
 
 def texts(rows: pa.Table, columns: list[str]) -> Counter[tuple[str | None, ...]]:
-    """The rows, every value as DuckDB's text of it, however the engine calls the type."""
+    """Return the rows, with every value as DuckDB's text of it, independent of the engine's type."""
     with duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
         con.register("rows", rows)
@@ -25,7 +25,7 @@ def texts(rows: pa.Table, columns: list[str]) -> Counter[tuple[str | None, ...]]
 
 
 def by_delta(table: Table, version: int | None = None) -> deltalake.DeltaTable:
-    """The table, as deltalake opens it."""
+    """Open the table with deltalake."""
     options = {**table.handle.location.storage_options, "AWS_ALLOW_HTTP": "true"}
     s3 = table.handle.location.scheme == "s3"
     return deltalake.DeltaTable(table.uri, version=version, storage_options=options if s3 else None)
@@ -41,7 +41,7 @@ def check_same(table: Table, *, without: tuple[str, ...] = ()) -> None:
 
 
 def actions(store: ObjectStore, version: int | None = None) -> list[dict[str, Any]]:
-    """The lines of all versions that are there as JSON, or of one."""
+    """Return the actions of all JSON versions, or of one."""
     entries = []
     for info in store.list(store.location.keys.delta_prefix):
         name = info.key.rpartition("/")[2]
@@ -51,7 +51,7 @@ def actions(store: ObjectStore, version: int | None = None) -> list[dict[str, An
 
 
 def files(store: ObjectStore) -> set[str]:
-    """The keys of the files of the newest version, by a log that no checkpoint cut."""
+    """Return the keys of the files of the newest version, from a complete log."""
     paths: set[str] = set()
     for action in actions(store):
         if "add" in action:

@@ -14,13 +14,13 @@ from icedb.engines import arrow, chdb, datafusion, pandas, polars
 from icedb.engines.duckdb.attached_tables import attach
 from icedb.sql.connections import quote_name
 from tests.support.object_stores.stores import Place
-from tests.support.site.without_us import NodeReader, Reader, SqlReader
+from tests.support.site.without_us import NodeReader, SqlReader
 
 Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineReader:
     name: str
     #: The rows of these columns.
     rows: Callable[[Snapshot, Sequence[str]], Iterable[Row]]
@@ -78,20 +78,15 @@ def _list(columns: Sequence[str]) -> str:
 
 
 ENGINES = [
-    Engine("query", _by_query),
-    Engine("attached", _by_attached),
-    Engine("dataset", _by_dataset),
-    Engine("batches", _by_batches),
-    Engine("polars", _by_polars),
-    Engine("pandas", _by_pandas),
-    Engine("datafusion", _by_datafusion),
-    Engine("chdb", _by_chdb),
+    EngineReader("query", _by_query),
+    EngineReader("attached", _by_attached),
+    EngineReader("dataset", _by_dataset),
+    EngineReader("batches", _by_batches),
+    EngineReader("polars", _by_polars),
+    EngineReader("pandas", _by_pandas),
+    EngineReader("datafusion", _by_datafusion),
+    EngineReader("chdb", _by_chdb),
 ]
-
-
-def live_paths(reader: Reader, place: Place, as_of_ms: int) -> list[str]:
-    """The live parts by a reader that is not this library."""
-    return sorted(reader.live(place.uri, as_of_ms))
 
 
 def without_us(place: Place) -> tuple[SqlReader, NodeReader]:

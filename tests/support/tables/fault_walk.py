@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from icedb import Table
 from icedb.errors import CommitStateUnknown, IceDBError, StoreUnavailable
@@ -52,9 +53,9 @@ def attempts(
     *,
     errors: tuple[type[IceDBError], ...] = STORE_ERRORS,
 ) -> Iterator[Attempt]:
-    """Open the table and run `act`, with `fault` at its first request, then at its second, until none is left.
+    """Open the table and run `act` with `fault` at its first request, then at its second, until no request is left.
 
-    Each attempt begins with the state that `base` and `clock` have at the call. The last one meets no fault.
+    Each attempt begins with the state that `base` and `clock` have at the call. The last one has no fault.
     """
     saved = SavedState(base, clock)
     for number in count(1):
@@ -72,8 +73,33 @@ def attempts(
             return
 
 
+def check_atomic(
+    create: Callable[[ClockedStore, ManualClock], Table],
+    fault: Fault,
+    act: Callable[[Table], object],
+    read: Callable[[Table], list[Any]],
+    after: list[Any],
+) -> None:
+    """Check that a fault at any request of `act` leaves the rows of before or `after`, and that a repetition ends it.
+
+    Delayed requests arrive an hour later.
+    """
+    clock = ManualClock()
+    clocked = ClockedStore(clock)
+    before = read(create(clocked, clock))
+    for attempt in attempts(clocked, clock, fault, act):
+        check_sound(clocked)
+        other = open_table(clocked, clock)
+        assert read(other) in ([after] if attempt.done else [before, after]), "the batch is stored partly"
+        clock.advance(HOUR_MS)
+        attempt.deliver()
+        check_sound(clocked)
+        act(other)
+        assert read(other) == after
+
+
 def only_live_parts_stay(base: ClockedStore, clock: ManualClock) -> bool:
-    """Whether the deletion of orphans and a cleanup, two days later, leave the live parts and no others."""
+    """Return whether the deletion of orphans and a cleanup, two days later, leave exactly the live parts."""
     clock.advance(48 * HOUR_MS)
     open_table(base, clock).delete_orphans()
     open_table(base, clock).cleanup()

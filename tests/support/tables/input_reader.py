@@ -1,4 +1,4 @@
-"""What `open_batch` makes of data, read in the way that a writer reads it: through DuckDB, with the casts applied."""
+"""The rows that `open_batch` makes of data, read through DuckDB with casts, as a writer reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "/a/table"
 
 @dataclass(frozen=True)
 class Found:
-    """A batch: column -> DuckDB type, its rows, and what else is said of it."""
+    """A batch: column -> DuckDB type, its rows, and its properties."""
 
     types: dict[str, str]
     rows: list[tuple[Any, ...]]
@@ -28,7 +28,7 @@ class Found:
 
     @property
     def column(self) -> list[Any]:
-        """The values of the only column."""
+        """Return the values of the only column."""
         assert len(self.types) == 1, self.types
         return [value for (value,) in self.rows]
 

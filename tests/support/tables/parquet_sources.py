@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def encode(rows: Rows | pa.Table, **options: Any) -> bytes:
-    """One Parquet file, as pyarrow writes it."""
+    """Return the bytes of a Parquet file."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows))
     sink = io.BytesIO()
     pq.write_table(table, sink, **options)
@@ -27,7 +27,7 @@ def encode(rows: Rows | pa.Table, **options: Any) -> bytes:
 
 
 def beside(place: Place, name: str = "source") -> str:
-    """An address beside the table's, in the same store."""
+    """Return an address beside the table's, in the same store."""
     return f"{place.uri.rpartition('/')[0]}/{name}"
 
 
@@ -44,6 +44,6 @@ def put_files(
 
 
 def stored(store: ObjectStore) -> dict[str, bytes]:
-    """Every object below the store's address."""
+    """Return every object below the store's address."""
     prefix = f"{store.location.prefix}/" if store.location.prefix else ""
     return {i.key: store.get(i.key).body for i in store.list(prefix)}

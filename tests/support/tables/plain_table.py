@@ -49,12 +49,12 @@ class PlainTable(Table):
 
 
 def part_rows(body: bytes) -> list[tuple[int, int]]:
-    """The rows (k, n) of a part, plain or Parquet. k is 0 where Parquet has no such column."""
+    """Return the rows (k, n) of a part, plain or Parquet. k is 0 if the Parquet file has no such column."""
     if body.startswith(b"PAR1"):
         return [(r.get("k", 0), r["n"]) for r in pq.read_table(io.BytesIO(body)).to_pylist()]
     return [divmod(number, _KEYS) for number in rows_of(body)]
 
 
 def live_numbers(store: ClockedStore) -> list[int]:
-    """Each n of the live parts themselves, after the checks that must always hold: quicker than a query."""
+    """Check the table, and return each n of the live parts without a query."""
     return sorted(n for m in check_sound(store).live for _, n in part_rows(store.objects[m.key].body))

@@ -47,7 +47,7 @@ def every_type(place: Place) -> Table:
 
 
 def by_hour(place: Place) -> tuple[Table, Snapshot]:
-    """A table whose partition columns are in the paths only, and its snapshot of before it grew, merged and dropped."""
+    """Return a table whose partition columns are in the paths only, and a snapshot from before later commits."""
     hour = "date_trunc('hour', TIMESTAMP '2026-11-21 22:00:00' + to_hours(n::INT)) AS hour"
     table = Table.create(place.uri, partition_by=[hour, "n % 2 = 0 AS even"], storage_options=place.storage_options)
     table.insert([{"n": n} for n in range(4)])
@@ -59,7 +59,7 @@ def by_hour(place: Place) -> tuple[Table, Snapshot]:
 
 
 def widened(place: Place) -> Table:
-    """A table that has one row of ours, and one in a part whose types are narrower."""
+    """Return a table with one inserted row, and one in a part whose types are narrower."""
     table = Table.create(place.uri, storage_options=place.storage_options)
     select = ", ".join(f"CAST(NULL AS {type_}) AS {column}" for column, (type_, _, _) in WIDENED.items())
     table.insert(duckdb.connect().sql(f"SELECT 1 AS n, {select}"))
@@ -77,5 +77,5 @@ def forget(snapshot: Snapshot, keep: str) -> int:
 
 
 def rows_by(column: str, table: pa.Table) -> list[dict[str, Any]]:
-    """Rows in an order that does not depend on who read them."""
+    """Return rows in an order that is equal for all readers."""
     return sorted(table.to_pylist(), key=lambda row: (row[column], str(row)))

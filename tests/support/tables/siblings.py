@@ -1,25 +1,32 @@
-"""A table with tables beside it in one store whose time stands still, for tests of what several commits do together."""
+"""Several tables beside each other in one store, whose clock the test sets, for commits to several tables."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from icedb import Table
 from icedb.format.replay import TableState
 from icedb.storage.obstore_store import ObjectStore
-from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, check_sound, open_table
+from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, Request, check_sound, open_table
 from tests.support.tables.fault_walk import SavedState
 
 Rows = list[tuple[Any, ...]]
 
+CRASHES = pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER], ids=lambda f: f.name)
+LOST_RESPONSES = pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT], ids=lambda f: f.name)
+#: Every second request, from the first or the second on.
+HALVES = pytest.mark.parametrize("half", [0, 1])
+
 
 class Siblings:
-    """The lake's table `events` and whatever lies beside it. `begin` makes it once; each story begins there again."""
+    """The table `events` and the tables beside it. `begin` creates it; `reset` returns to that state."""
 
     def __init__(self, begin: Callable[[ClockedStore, ManualClock], None]) -> None:
         self.clock = ManualClock()
@@ -35,7 +42,7 @@ class Siblings:
         return self.store.sibling(replace(self.store.location, prefix=f"lake/{name}"))
 
     def actor(self, name: str = "events") -> tuple[Table, FaultyStore]:
-        """Somebody with a table open, whose requests can be struck; those to the tables beside it, too."""
+        """Open a table through a store of its own, which injects faults also into requests to the tables beside it."""
         store = FaultyStore(self.beside(name))
         return open_table(store, self.clock), store
 
@@ -49,18 +56,23 @@ class Siblings:
         return check_sound(self.beside(name))
 
     def rows(self, name: str, *columns: str) -> Rows:
-        """From the live parts themselves; none when there is no such table."""
+        """Read the rows of the live parts. Return none if the table does not exist."""
         live = self.state(name).live
         read = [pq.read_table(io.BytesIO(self.store.objects[m.key].body)).to_pylist() for m in live]
         return sorted((tuple(r.get(c) for c in columns) for part in read for r in part), key=repr)
 
     def unnamed(self) -> set[str]:
-        """Parts of any table that its log does not name."""
+        """Return the parts of all tables that their logs do not name."""
         stored = {key for key in self.store.objects if "/_data/" in key}
         return stored - {key for name in self.names() for key in self.state(name).parts}
 
+    def attempts(self, act: Callable[[Table], object], half: int) -> Iterator[tuple[Request, Table, FaultyStore]]:
+        """Yield every second request of an undisturbed run, each with a new actor in the initial state."""
+        for request in islice(self.requests(act), half, None, 2):
+            yield (request, *self.actor())
+
     def requests(self, act: Callable[[Table], object]) -> Iterator[Request]:
-        """Those of an undisturbed run, one after the other, each time with the world as it was."""
+        """Yield the requests of an undisturbed run, each time in the initial state."""
         self.reset()
         table, store = self.actor()
         begun = len(store.requests)

@@ -1,4 +1,4 @@
-"""What the tests of the v3 API share: clients for a place of the fixtures, and a table with two partitions."""
+"""Clients and a table with two partitions for the tests of the v3 API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bucket_and_prefix(place: Place) -> tuple[str, str]:
 
 
 def client(place: Place, **changed: Any) -> S3Client:
-    """A v3 program's client for the table at a place in S3; arguments may be changed by name."""
+    """Return a v3 program's client for the table at a place in S3. `changed` replaces arguments by name."""
     options = place.storage_options or {}
     bucket, prefix = bucket_and_prefix(place)
     arguments = {
@@ -39,7 +39,7 @@ def by_p(row: Any) -> str:
 
 
 def program(place: Place, **changed: Any) -> IceDBv3:
-    """A v3 program: partitioned by p, sorted by n, unless it is changed."""
+    """Return the arguments of a v3 program: by default partitioned by p and sorted by n."""
     options = place.storage_options or {}
     arguments: dict[str, Any] = {
         "partition_function": by_p,
@@ -72,14 +72,14 @@ def log_files(s3c: S3Client) -> int:
 
 
 def objects(s3c: S3Client) -> set[str]:
-    """All keys of the bucket in the folder of the test, as boto3 lists them."""
+    """Return all keys of the bucket in the folder of the test, listed by boto3."""
     folder = s3c.s3prefix.partition("/")[0]
     pages = _boto3(s3c.storage_options).get_paginator("list_objects_v2").paginate(Bucket=s3c.s3bucket, Prefix=folder)
     return {listed["Key"] for page in pages for listed in page.get("Contents", ())}
 
 
 def _boto3(options: Mapping[str, str]) -> Any:
-    """One client for all tests: to make one takes half a second."""
+    """Return one client for all tests, because its creation takes half a second."""
     return _client(options["AWS_ENDPOINT_URL"], options["AWS_ACCESS_KEY_ID"], options["AWS_SECRET_ACCESS_KEY"])
 
 
@@ -91,7 +91,7 @@ def _client(endpoint: str, key: str, secret: str) -> Any:
 
 
 def rows_of(ice: IceDBv3, sql: str = "SELECT * FROM rows") -> list[tuple[Any, ...]]:
-    """The answer of a query over the live parts, read as a v3 program does: through the markers and its own DuckDB."""
+    """Query the live parts like a v3 program: through the markers and its own DuckDB."""
     paths = [f"s3://{ice.data_s3c.s3bucket}/{m.path}" for m in alive(ice.log_s3c)]
     with ice.get_duckdb() as con:
         listed = con.execute(

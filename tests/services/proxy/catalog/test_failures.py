@@ -20,18 +20,15 @@ from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.storage.obstore_store import ObjectStore
 from icedb.testing import Fault, create_table
 from tests.support.object_stores.stores import Place
-from tests.support.proxy.proxy_views import REFRESH_MS, fetch, is_there, page, refusal, says_nothing, shown
-from tests.support.proxy.proxy_worlds import World, heard, in_still_loop, make_app, question, together
+from tests.support.proxy.proxy_views import REFRESH_MS, fetch, is_there, open_world, page, refusal, says_nothing, shown
+from tests.support.proxy.proxy_worlds import ProxyWorld, answer_of, in_still_loop, make_app, question, together
 
 # ------------------------------------------------------------------------------------------ tables
 
 
 @in_still_loop
 async def test_a_failed_refresh_keeps_the_state_and_the_next_one_recovers() -> None:
-    world = World()
-    (key,) = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, (key,) = open_world("u=1")
     app = make_app(tables, [bucket])
     assert await shown(tables, bucket) == [key]
     for kind in ("list", "get"):
@@ -54,10 +51,7 @@ async def test_a_failed_refresh_keeps_the_state_and_the_next_one_recovers() -> N
 @pytest.mark.parametrize("cached", [True, False])
 @in_still_loop
 async def test_requests_that_wait_for_a_failing_store_share_the_wait(cached: bool) -> None:
-    world = World()
-    world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, _ = open_world("u=1")
     if cached:
         await shown(tables, bucket)
         world.advance(REFRESH_MS + 1)
@@ -77,11 +71,8 @@ async def test_requests_that_wait_for_a_failing_store_share_the_wait(cached: boo
 @pytest.mark.parametrize("first", ["known", "unknown"])
 @in_still_loop
 async def test_a_damaged_log_is_an_error_until_it_is_repaired(first: str, caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    (key,) = world.add("u=1")
-    bucket = world.bucket()
+    world, tables, bucket, (key,) = open_world("u=1")
     junk = f"{world.table.handle.keys.log_prefix}{world.clock.now_ms() + 5:013d}_junk.jsonl"
-    tables = world.tables()
     app = make_app(tables, [bucket])
     if first == "known":
         assert await shown(tables, bucket) == [key]
@@ -121,7 +112,7 @@ def test_a_missing_table_is_an_error_until_it_exists(local: Place) -> None:
 
 @in_still_loop
 async def test_a_recreated_table_is_detected_within_a_minute() -> None:
-    world = World()
+    world = ProxyWorld()
     old = world.add("u=1", "u=1", "u=2")
     world.replace(old[0])
     world.table.merge_log()
@@ -141,7 +132,7 @@ async def test_a_recreated_table_is_detected_within_a_minute() -> None:
 
 @in_still_loop
 async def test_a_deleted_table_is_not_shown_as_empty() -> None:
-    world = World()
+    world = ProxyWorld()
     world.add("u=1")
     world.table.merge_log()
     tables = world.tables()
@@ -179,7 +170,7 @@ class Pieces:
 
 
 async def download(
-    world: World, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, *, client: Any = None, **settings: Any
+    world: ProxyWorld, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, *, client: Any = None, **settings: Any
 ) -> list[dict[str, Any]]:
     """Return the sent messages of a download. `client` gets each message, and an event to set for a disconnect."""
     (key,) = world.add("u=1")
@@ -202,13 +193,11 @@ async def download(
     return sent
 
 
-def test_a_download_is_sent_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        sent = await download(World(), Pieces(b"01234", b"56789"), monkeypatch)
-        assert [m.get("body") for m in sent] == [None, b"01234", b"56789", b""]
-        assert heard(sent).body == b"0123456789"
-
-    asyncio.run(work())
+@in_still_loop
+async def test_a_download_is_sent_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = await download(ProxyWorld(), Pieces(b"01234", b"56789"), monkeypatch)
+    assert [m.get("body") for m in sent] == [None, b"01234", b"56789", b""]
+    assert answer_of(sent).body == b"0123456789"
 
 
 def test_a_disconnect_of_the_client_closes_the_stream_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +207,7 @@ def test_a_disconnect_of_the_client_closes_the_stream_of_the_store(monkeypatch: 
 
     async def work() -> None:
         pieces = Pieces(*(str(n).encode() for n in range(10)))
-        sent = await download(World(), pieces, monkeypatch, client=leave)
+        sent = await download(ProxyWorld(), pieces, monkeypatch, client=leave)
         assert pieces.given <= 4
         assert sent[-1] == {"type": "http.response.body", "body": b"2", "more_body": True}
 
@@ -232,30 +221,26 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
 
     async def work() -> None:
         pieces = Pieces(*(str(n).encode() for n in range(10)))
-        sent = await download(World(), pieces, monkeypatch, client=stand_still, send_timeout_ms=50)
+        sent = await download(ProxyWorld(), pieces, monkeypatch, client=stand_still, send_timeout_ms=50)
         assert pieces.given == 2
         assert sent[-1]["more_body"]  # an incomplete response: the server closes the connection
 
     asyncio.run(work())
 
 
-def test_a_read_error_after_the_start_leaves_a_detectably_incomplete_response(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work() -> None:
-        pieces = Pieces(b"01234", error=StoreUnavailable("the store broke off (injected)"))
-        sent = await download(World(), pieces, monkeypatch)
-        assert sent[0]["status"] == 200
-        assert [m["more_body"] for m in sent[1:]] == [True]
-        assert "the store broke off" in caplog.text
-
-    asyncio.run(work())
+@in_still_loop
+async def test_a_late_error_is_detectable(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    pieces = Pieces(b"01234", error=StoreUnavailable("the store broke off (injected)"))
+    sent = await download(ProxyWorld(), pieces, monkeypatch)
+    assert sent[0]["status"] == 200
+    assert [m["more_body"] for m in sent[1:]] == [True]
+    assert "the store broke off" in caplog.text
 
 
 @pytest.mark.parametrize("gone", [True, False])
 @in_still_loop
 async def test_an_unreadable_part_fails_only_its_request(gone: bool) -> None:
-    world = World()
+    world = ProxyWorld()
     (key,) = world.add("u=1")
     app = make_app(world.tables(), [world.bucket()])
     assert (await fetch(app, f"/events/{key}", "HEAD")).status == 200

@@ -20,15 +20,15 @@ from icedb.services.proxy.catalog.view_cache import ViewCache
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import Request
-from tests.support.proxy.proxy_views import HOLD_MS, REFRESH_MS, is_there, page, refusal, shown
-from tests.support.proxy.proxy_worlds import World, in_still_loop, make_app, run, together
+from tests.support.proxy.proxy_views import HOLD_MS, REFRESH_MS, is_there, open_world, page, refusal, shown
+from tests.support.proxy.proxy_worlds import ProxyWorld, in_still_loop, make_app, run, together
 
 # ------------------------------------------------------------------------------------------ looks
 
 
 @in_still_loop
 async def test_the_latest_view_follows_what_is_committed() -> None:
-    world = World()
+    world = ProxyWorld()
     bucket = world.bucket()
     tables = world.tables()
     assert await shown(tables, bucket) == []
@@ -53,10 +53,7 @@ async def test_the_latest_view_follows_what_is_committed() -> None:
 @pytest.mark.parametrize("kind", ["views", "keys", "times"])
 @in_still_loop
 async def test_fifty_concurrent_requests_share_one_refresh(kind: str) -> None:
-    world = World()
-    (key,) = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, (key,) = open_world("u=1")
 
     async def ask() -> object:
         if kind == "keys":
@@ -73,7 +70,7 @@ async def test_fifty_concurrent_requests_share_one_refresh(kind: str) -> None:
 
 @in_still_loop
 async def test_a_quiet_table_costs_one_listing_per_interval_and_nothing_between() -> None:
-    world = World()
+    world = ProxyWorld()
     world.add("u=1", "u=2")
     world.table.merge_log()
     buckets = [world.bucket(), world.bucket("u=1"), world.bucket("u=2")]
@@ -94,10 +91,7 @@ async def test_a_quiet_table_costs_one_listing_per_interval_and_nothing_between(
 
 @in_still_loop
 async def test_a_recently_read_key_needs_no_refresh() -> None:
-    world = World()
-    (key,) = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, (key,) = open_world("u=1")
     assert await is_there(tables, bucket, key)
     for _ in range(10):
         world.advance(PART_STATE_SECONDS * 100)
@@ -110,7 +104,7 @@ async def test_a_recently_read_key_needs_no_refresh() -> None:
 
 @in_still_loop
 async def test_any_number_of_guessed_keys_costs_one_listing_per_interval() -> None:
-    world = World()
+    world = ProxyWorld()
     (key,) = world.add("u=1")
     bucket, other = world.bucket(), world.bucket("u=2")
     tables = world.tables()
@@ -128,10 +122,7 @@ async def test_any_number_of_guessed_keys_costs_one_listing_per_interval() -> No
 
 @in_still_loop
 async def test_a_new_key_is_found_by_the_next_refresh() -> None:
-    world = World()
-    world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, _ = open_world("u=1")
     await shown(tables, bucket)
     (new,) = world.add("u=1")
     world.advance(REFRESH_MS + 1)
@@ -144,11 +135,8 @@ async def test_a_new_key_is_found_by_the_next_refresh() -> None:
 @pytest.mark.parametrize("process", ["the same", "another"])
 @in_still_loop
 async def test_a_replaced_part_can_be_fetched_for_the_hold_time(process: str) -> None:
-    world = World()
-    old, other = world.add("u=1", "u=1")
-    bucket = world.bucket()
+    world, tables, bucket, (old, other) = open_world("u=1", "u=1")
     world.advance(HOUR_MS)
-    tables = world.tables()
     assert await shown(tables, bucket) == sorted([old, other])
     world.replace(old)
     world.advance(REFRESH_MS + 1)
@@ -165,7 +153,7 @@ async def test_a_replaced_part_can_be_fetched_for_the_hold_time(process: str) ->
 
 @in_still_loop
 async def test_a_part_is_held_as_long_if_the_log_file_of_its_tombstone_is_merged() -> None:
-    world = World()
+    world = ProxyWorld()
     old, _ = world.add("u=1", "u=1")
     world.add("u=2")
     bucket = world.bucket()
@@ -188,10 +176,7 @@ async def test_a_part_is_held_as_long_if_the_log_file_of_its_tombstone_is_merged
 
 @in_still_loop
 async def test_a_part_is_held_from_the_publication_of_a_late_commit() -> None:
-    world = World()
-    (old,) = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, (old,) = open_world("u=1")
     assert await is_there(tables, bucket, old)
     said_ms = world.clock.now_ms() + MINUTE_MS
     world.advance(6 * MINUTE_MS)  # the writer paused between choosing its time and the put
@@ -206,16 +191,13 @@ async def test_a_part_is_held_from_the_publication_of_a_late_commit() -> None:
 
 @in_still_loop
 async def test_a_part_is_not_shown_before_its_commit_nor_as_of_another_time() -> None:
-    world = World()
-    (first,) = world.add("u=1")
-    bucket = world.bucket()
+    world, tables, bucket, (first,) = open_world("u=1")
     world.advance(MINUTE_MS)
     before_ms = world.clock.now_ms()
     world.advance(MINUTE_MS)
     (second,) = world.add("u=1")
     world.replace(first)
     world.advance(MINUTE_MS)
-    tables = world.tables()
     assert await is_there(tables, bucket, first, before_ms)
     assert not await is_there(tables, bucket, second, before_ms)
     # A part is held for listings of the latest state; an as-of time never shows a part that was replaced before.
@@ -254,7 +236,7 @@ PATHS = [
 )
 @in_still_loop
 async def test_a_scope_shows_the_parts_of_its_values_and_no_others(partitions: list[str], expected: list[str]) -> None:
-    world = World(partition_by=("d", "u"))
+    world = ProxyWorld(partition_by=("d", "u"))
     keys = world.add(*PATHS)
     bucket = world.bucket(*partitions)
     tables = world.tables()
@@ -276,7 +258,7 @@ async def test_a_scope_shows_the_parts_of_its_values_and_no_others(partitions: l
 
 @in_still_loop
 async def test_scopes_of_one_table_have_separate_views() -> None:
-    world = World()
+    world = ProxyWorld()
     world.add(*(f"u={n}" for n in range(8)))
     tables = world.tables()
     buckets = [world.bucket(f"u={n}") for n in range(8)] + [world.bucket()]
@@ -292,7 +274,7 @@ async def test_scopes_of_one_table_have_separate_views() -> None:
 
 @in_still_loop
 async def test_a_bucket_with_a_fixed_time_shows_no_other_time() -> None:
-    world = World()
+    world = ProxyWorld()
     (first,) = world.add("u=1")
     world.advance(MINUTE_MS)
     at_ms = world.clock.now_ms()
@@ -316,7 +298,7 @@ async def test_a_bucket_with_a_fixed_time_shows_no_other_time() -> None:
 
 @in_still_loop
 async def test_time_travel_is_limited_by_time_travel_and_earliest() -> None:
-    world = World()
+    world = ProxyWorld()
     (first,) = world.add("u=1")
     start_ms = world.clock.now_ms()
     world.advance(HOUR_MS)
@@ -333,12 +315,9 @@ async def test_time_travel_is_limited_by_time_travel_and_earliest() -> None:
 
 @in_still_loop
 async def test_a_time_has_one_view_despite_later_changes() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2", "u=3"))
-    bucket = world.bucket()
+    world, tables, bucket, keys = open_world("u=1", "u=2", "u=3")
     world.advance(MINUTE_MS)
     at_ms = world.clock.now_ms() - 1
-    tables = world.tables()
     assert await shown(tables, bucket, at_ms) == keys
     for n in range(3):
         world.advance(MINUTE_MS)
@@ -356,10 +335,7 @@ async def test_a_time_has_one_view_despite_later_changes() -> None:
 
 @in_still_loop
 async def test_concurrent_requests_for_a_time_get_one_view_while_the_table_changes() -> None:
-    world = World()
-    world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, _ = open_world("u=1")
     await shown(tables, bucket)
     world.advance(1)
     at_ms = world.clock.now_ms() + 30_000  # a time ahead, for which each request needs a refresh
@@ -388,9 +364,7 @@ async def test_concurrent_requests_for_a_time_get_one_view_while_the_table_chang
 
 @in_still_loop
 async def test_a_time_before_the_cleanup_is_no_bucket_unless_it_is_pinned() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2"))
-    bucket = world.bucket()
+    world, tables, bucket, keys = open_world("u=1", "u=2")
     world.advance(MINUTE_MS)
     pinned_ms = world.clock.now_ms() - 1
     world.table.pin("release", pinned_ms)
@@ -398,7 +372,6 @@ async def test_a_time_before_the_cleanup_is_no_bucket_unless_it_is_pinned() -> N
     (another,) = world.add("u=3")
     world.advance(MINUTE_MS)
     at_ms = world.clock.now_ms() - 1
-    tables = world.tables()
     assert await shown(tables, bucket, pinned_ms) == keys
     assert await shown(tables, bucket, at_ms) == [*keys, another]
     world.advance(MINUTE_MS)
@@ -422,10 +395,7 @@ async def test_a_time_before_the_cleanup_is_no_bucket_unless_it_is_pinned() -> N
 
 @in_still_loop
 async def test_a_client_may_request_its_current_time_but_no_future_time() -> None:
-    world = World()
-    keys = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, keys = open_world("u=1")
     world.advance(MINUTE_MS)
     await shown(tables, bucket)
     keys.extend(world.add("u=2"))  # not refreshed yet
@@ -442,7 +412,7 @@ async def test_a_client_may_request_its_current_time_but_no_future_time() -> Non
 
 @in_still_loop
 async def test_the_number_of_open_tables_is_limited() -> None:
-    world = World()
+    world = ProxyWorld()
     world.add("u=1")
     tables = world.tables(tables_open=3)
     buckets = [VirtualBucket("events", f"table-{n}") for n in range(5)]
@@ -482,10 +452,7 @@ def test_the_number_of_cached_views_is_limited() -> None:
 @in_still_loop
 async def test_a_session_keeps_its_view_during_other_requests() -> None:
     """A late commit with an earlier time does not change the cached view of the session."""
-    world = World()
-    (old,) = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, (old,) = open_world("u=1")
     world.advance(MINUTE_MS)
     at_ms = world.clock.now_ms()
     assert await shown(tables, bucket, at_ms) == [old]
@@ -498,15 +465,12 @@ async def test_a_session_keeps_its_view_during_other_requests() -> None:
 
 @in_still_loop
 async def test_an_expired_time_costs_one_refresh_for_many_requests() -> None:
-    world = World()
-    (old,) = world.add("u=1")
-    bucket = world.bucket()
+    world, tables, bucket, (old,) = open_world("u=1")
     at_ms = world.clock.now_ms()
     world.replace(old)
     world.clock.advance(3 * HOUR_MS)
     world.table.cleanup()
     world.clock.advance(MINUTE_MS)
-    tables = world.tables()
     await shown(tables, bucket)
     before = world.listings
     for _ in range(20):
@@ -517,10 +481,7 @@ async def test_an_expired_time_costs_one_refresh_for_many_requests() -> None:
 @in_still_loop
 async def test_a_state_from_before_the_machine_slept_is_refreshed() -> None:
     """The clock of the loop stops while a machine sleeps."""
-    world = World()
-    (old,) = world.add("u=1")
-    bucket = world.bucket()
-    tables = world.tables()
+    world, tables, bucket, (old,) = open_world("u=1")
     (listed,) = await shown(tables, bucket)
     world.replace(old)
     world.clock.advance(60 * MINUTE_MS)
@@ -529,7 +490,7 @@ async def test_a_state_from_before_the_machine_slept_is_refreshed() -> None:
 
 
 def test_many_scopes_of_one_table_are_each_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = ProxyWorld()
     world.add(*(f"u={n}" for n in range(60)))
     made = []
     within = BucketView.within
@@ -545,7 +506,7 @@ def test_many_scopes_of_one_table_are_each_made_once(monkeypatch: pytest.MonkeyP
     assert len(made) == 60
 
 
-def fill_with(world: World, parts: int) -> None:
+def fill_with(world: ProxyWorld, parts: int) -> None:
     """Write log files with that many markers, without parts."""
     keys = world.table.handle.keys
     for n in range(20):
@@ -559,7 +520,7 @@ def fill_with(world: World, parts: int) -> None:
 @pytest.mark.parametrize("parts", [10_000, pytest.param(100_000, marks=pytest.mark.slow(seconds=20))])
 @in_still_loop
 async def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> None:
-    world = World()
+    world = ProxyWorld()
     fill_with(world, parts)
     bucket = world.bucket()
     app = make_app(world.tables(), [bucket])
@@ -579,7 +540,7 @@ async def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> No
 
 @pytest.mark.long
 def test_views_of_a_large_table_that_changes_take_bounded_memory() -> None:
-    world = World()
+    world = ProxyWorld()
     fill_with(world, 2_000)
     bucket, scoped = world.bucket(), world.bucket("u=1")
 

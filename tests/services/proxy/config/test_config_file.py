@@ -121,9 +121,7 @@ def test_scopes_are_partitions_and_times(tmp_path: Path) -> None:
     assert scope_of(tmp_path, "time_travel = false") == Scope(time_travel=False)
 
 
-def test_a_tables_address_is_whole_and_relative_folders_are_beside_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_table_addresses_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "what the environment says of a store is no matter of an address")
     for address, table in (
         ("s3a://lake/events/", "s3://lake/events"),

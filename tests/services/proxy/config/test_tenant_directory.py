@@ -14,9 +14,10 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -34,8 +35,6 @@ TOKEN = "tOkEn.that-must-not-be-shown"
 DEADLINE_SECONDS = 20
 #: Deadline of events that must not happen: longer than all deadlines of a test.
 NEVER_SECONDS = 3 * DEADLINE_SECONDS
-
-T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -148,9 +147,7 @@ def test_a_secret_in_a_file_of_its_own_is_rotated(file: TenantsConfig) -> None:
     assert not directory.changed()
 
 
-def test_a_missing_file_of_a_secret_is_loaded_once_it_exists(
-    file: TenantsConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_secret_file_is_loaded_later(file: TenantsConfig, caplog: pytest.LogCaptureFixture) -> None:
     directory = file.directory()
     file.write('{ id = "KEY1", secret_file = "secret" }')
     assert not directory.reload()
@@ -224,9 +221,13 @@ class LookupRequest:
 
 
 class FakeControlPlane:
-    """A control plane with a response that the test sets."""
+    """A control plane with a response that the test sets, and its client in the proxy."""
+
+    client: ControlPlane
 
     def __init__(self) -> None:
+        #: The time of the client's clock.
+        self.ms = 0.0
         self.requests: list[LookupRequest] = []
         self.status = 200
         self.headers: dict[str, str] = {}
@@ -253,6 +254,10 @@ class FakeControlPlane:
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
         self.body = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
 
+    async def find(self, key_id: str) -> KeyOwner | None:
+        """Look up a key with the client."""
+        return await self.client.find(key_id)
+
     def write(self, body: bytes, file: BinaryIO) -> None:
         self.go_on_with_body.wait(DEADLINE_SECONDS)
         if not self.pause_seconds:
@@ -278,7 +283,7 @@ class _ControlPlaneServer(ThreadingHTTPServer):
 
 
 def _handler(service: FakeControlPlane) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class ControlPlaneHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -299,7 +304,7 @@ def _handler(service: FakeControlPlane) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_args: object) -> None:
             pass
 
-    return Handler
+    return ControlPlaneHandler
 
 
 def document(key_id: str, **changes: Any) -> dict[str, Any]:
@@ -319,41 +324,31 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeControlPlane]:
     control_plane.close()
 
 
-class ManualMilliseconds:
-    """A clock that only the test moves."""
+def looking_up(**settings: int) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run an async test with a client of the service that caches owners for 60 s and unknown keys for 5 s."""
+    settings = {"timeout_ms": DEADLINE_SECONDS * 1_000, "entries": 100} | settings
 
-    def __init__(self) -> None:
-        self.ms = 0.0
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @wraps(test)
+        def run(service: FakeControlPlane, **arguments: Any) -> None:
+            async def work() -> None:
+                at = ControlPlaneSettings(service.url, ("s3://lake",), TOKEN, **settings)
+                service.client = ControlPlane(at, monotonic_ms=lambda: service.ms)
+                try:
+                    await asyncio.wait_for(test(service, **arguments), NEVER_SECONDS)
+                finally:
+                    await service.client.close()
 
-    def __call__(self) -> float:
-        return self.ms
+            asyncio.run(work())
 
+        return run
 
-def run(
-    service: FakeControlPlane,
-    work: Callable[[ControlPlane, ManualMilliseconds], Awaitable[T]],
-    *,
-    timeout_ms: int = DEADLINE_SECONDS * 1_000,
-    entries: int = 100,
-    url: str = "",
-) -> T:
-    """Run work with a control plane that caches owners for 60 s and unknown keys for 5 s."""
-    settings = ControlPlaneSettings(url or service.url, ("s3://lake",), TOKEN, timeout_ms=timeout_ms, entries=entries)
-
-    async def worked() -> T:
-        clock = ManualMilliseconds()
-        control_plane = ControlPlane(settings, monotonic_ms=clock)
-        try:
-            return await asyncio.wait_for(work(control_plane, clock), NEVER_SECONDS)
-        finally:
-            await control_plane.close()
-
-    return asyncio.run(worked())
+    return decorate
 
 
-async def unavailable(control_plane: ControlPlane, key_id: str = "KEY1") -> bool:
+async def unavailable(service: FakeControlPlane, key_id: str = "KEY1") -> bool:
     """Return whether a lookup fails with ServiceUnavailable and its default message."""
-    (outcome,) = await asyncio.gather(control_plane.find(key_id), return_exceptions=True)
+    (outcome,) = await asyncio.gather(service.find(key_id), return_exceptions=True)
     expected = S3Error("ServiceUnavailable")
     return isinstance(outcome, S3Error) and (outcome.code, outcome.message) == (expected.code, expected.message)
 
@@ -364,79 +359,70 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_tenant_is_looked_up_by_its_key(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> KeyOwner | None:
-        return await control_plane.find("KEY_1-a")
-
-    owner = run(service, work)
+@looking_up()
+async def test_a_tenant_is_looked_up_by_its_key(service: FakeControlPlane) -> None:
+    owner = await service.find("KEY_1-a")
     assert owner is not None
     assert (owner.tenant.name, owner.key) == ("tenant-KEY_1-a", AccessKey("KEY_1-a", SECRET))
     assert owner.tenant.bucket("events").scope.partitions == ("u=42",)
-    (asked,) = service.requests
-    assert (asked.path, asked.query) == ("/v1/keys", {"access_key_id": ["KEY_1-a"]})
-    assert asked.headers["authorization"] == f"Bearer {TOKEN}"
-    assert asked.headers["accept"] == "application/json"
+    (request,) = service.requests
+    assert (request.path, request.query) == ("/v1/keys", {"access_key_id": ["KEY_1-a"]})
+    assert request.headers["authorization"] == f"Bearer {TOKEN}"
+    assert request.headers["accept"] == "application/json"
 
 
 @pytest.mark.parametrize("key_id", ["", "AB", "A" * 129, "KEY/1", "KEY&a=b", "KEY 1", "KEY1\n", "KÉY1"])
-def test_an_invalid_key_is_not_looked_up(service: FakeControlPlane, key_id: str) -> None:
-    assert run(service, lambda control_plane, _: control_plane.find(key_id)) is None
+@looking_up()
+async def test_an_invalid_key_is_not_looked_up(service: FakeControlPlane, key_id: str) -> None:
+    assert await service.find(key_id) is None
     assert service.requests == []
 
 
-def test_a_response_is_cached_for_a_time(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        first = await control_plane.find("KEY1")
-        clock.ms = 44_999
-        assert await control_plane.find("KEY1") is first
-        assert not control_plane._lookups
-        clock.ms = 60_000
-        service.answers(body=document("KEY1", name="renamed"))
-        owner = await control_plane.find("KEY1")
-        assert owner is not None
-        assert owner.tenant.name == "renamed"
-        assert len(service.requests) == 2
-
-    run(service, work)
+@looking_up()
+async def test_a_response_is_cached_for_a_time(service: FakeControlPlane) -> None:
+    first = await service.find("KEY1")
+    service.ms = 44_999
+    assert await service.find("KEY1") is first
+    assert not service.client._lookups
+    service.ms = 60_000
+    service.answers(body=document("KEY1", name="renamed"))
+    owner = await service.find("KEY1")
+    assert owner is not None
+    assert owner.tenant.name == "renamed"
+    assert len(service.requests) == 2
 
 
-def test_a_cached_response_is_as_old_as_its_request(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        service.go_on.clear()
-        task = asyncio.create_task(control_plane.find("KEY1"))
-        await until(lambda: len(service.requests) == 1)
-        clock.ms = 60_000
-        service.go_on.set()
-        assert await task is not None
-        await control_plane.find("KEY1")
-        assert len(service.requests) == 2
-
-    run(service, work)
+@looking_up()
+async def test_a_cached_response_is_as_old_as_its_request(service: FakeControlPlane) -> None:
+    service.go_on.clear()
+    task = asyncio.create_task(service.find("KEY1"))
+    await until(lambda: len(service.requests) == 1)
+    service.ms = 60_000
+    service.go_on.set()
+    assert await task is not None
+    await service.find("KEY1")
+    assert len(service.requests) == 2
 
 
-def test_unknown_keys_are_cached_for_a_shorter_time(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        service.status = 404
-        assert await control_plane.find("KEY1") is None
-        clock.ms = 4_999
-        assert await control_plane.find("KEY1") is None
-        assert len(service.requests) == 1
-        service.status = 200
-        clock.ms = 5_000
-        assert await control_plane.find("KEY1") is not None
-        assert len(service.requests) == 2
-
-    run(service, work)
+@looking_up()
+async def test_unknown_keys_are_cached_for_a_shorter_time(service: FakeControlPlane) -> None:
+    service.status = 404
+    assert await service.find("KEY1") is None
+    service.ms = 4_999
+    assert await service.find("KEY1") is None
+    assert len(service.requests) == 1
+    service.status = 200
+    service.ms = 5_000
+    assert await service.find("KEY1") is not None
+    assert len(service.requests) == 2
 
 
-def test_a_revoked_key_is_rejected_when_its_cache_entry_expires(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        assert await control_plane.find("KEY1") is not None
-        service.status = 404
-        clock.ms = 60_000
-        assert await control_plane.find("KEY1") is None
-
-    run(service, work)
+@looking_up()
+async def test_a_revoked_key_is_rejected_when_its_cache_entry_expires(service: FakeControlPlane) -> None:
+    assert await service.find("KEY1") is not None
+    service.status = 404
+    service.ms = 60_000
+    assert await service.find("KEY1") is None
 
 
 #: Invalid responses of a control plane, with the reason in the log.
@@ -469,24 +455,21 @@ NO_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", NO_ANSWERS)
-def test_an_invalid_response_is_rejected_and_not_cached(
+@looking_up()
+async def test_an_invalid_response_is_rejected_and_not_cached(
     service: FakeControlPlane, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong, reason = NO_ANSWERS[case]
-
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        service.answers(**wrong)
-        assert await unavailable(control_plane)
-        assert await unavailable(control_plane), "failures are not cached"
-        assert len(service.requests) == 2
-        service.answers()
-        assert await control_plane.find("KEY1") is not None
-        service.answers(**wrong)
-        clock.ms = 60_000
-        assert await unavailable(control_plane), "expired entries are not used"
-        assert {a.path for a in service.requests} == {"/v1/keys"}
-
-    run(service, work)
+    service.answers(**wrong)
+    assert await unavailable(service)
+    assert await unavailable(service), "failures are not cached"
+    assert len(service.requests) == 2
+    service.answers()
+    assert await service.find("KEY1") is not None
+    service.answers(**wrong)
+    service.ms = 60_000
+    assert await unavailable(service), "expired entries are not used"
+    assert {a.path for a in service.requests} == {"/v1/keys"}
     warnings = [r.getMessage() for r in caplog.records if r.name == "icedb.proxy" and r.levelno == logging.WARNING]
     assert len(warnings) == 3
     for text in warnings:
@@ -495,240 +478,214 @@ def test_an_invalid_response_is_rejected_and_not_cached(
         assert text.isprintable()
 
 
-def test_a_response_is_not_decompressed(service: FakeControlPlane) -> None:
+@looking_up()
+async def test_a_response_is_not_decompressed(service: FakeControlPlane) -> None:
     """A body of a few bytes could otherwise decompress to gigabytes."""
     service.answers(Content_Encoding="gzip")
-
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> KeyOwner | None:
-        return await control_plane.find("KEY1")
-
-    assert run(service, work) is not None  # the header is ignored
+    assert await service.find("KEY1") is not None  # the header is ignored
 
 
-def test_an_unreachable_control_plane_is_unavailable(
-    service: FakeControlPlane, caplog: pytest.LogCaptureFixture
-) -> None:
+@looking_up()
+async def test_no_control_plane_is_a_503(service: FakeControlPlane, caplog: pytest.LogCaptureFixture) -> None:
     service.close()
-    assert run(service, lambda control_plane, _: unavailable(control_plane))
+    assert await unavailable(service)
     assert "cannot be used: ConnectError" in caplog.text
 
 
 @pytest.mark.parametrize("slow", ["headers", "body", "bytes"])
-def test_a_slow_response_is_a_failure(service: FakeControlPlane, slow: str, caplog: pytest.LogCaptureFixture) -> None:
+@looking_up(timeout_ms=400)
+async def test_a_slow_response_is_a_failure(
+    service: FakeControlPlane, slow: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if slow == "headers":
         service.go_on.clear()
     elif slow == "body":
         service.go_on_with_body.clear()
     else:
         service.pause_seconds = 0.02  # each byte is in time, the whole is not
-    assert run(service, lambda control_plane, _: unavailable(control_plane), timeout_ms=400)
+    assert await unavailable(service)
     assert "no response within 400 ms" in caplog.text
 
 
-def test_concurrent_lookups_share_a_request(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        service.go_on.clear()
-        tasks = [asyncio.create_task(control_plane.find(k)) for k in ["KEY1"] * 20 + ["KEY2"]]
-        await until(lambda: len(service.requests) == 2)
-        service.go_on.set()
-        *ones, two = await asyncio.gather(*tasks)
-        assert {owner and owner.tenant.name for owner in ones} == {"tenant-KEY1"}
-        assert two is not None
-        assert two.tenant.name == "tenant-KEY2"
-        assert sorted(a.query["access_key_id"][0] for a in service.requests) == ["KEY1", "KEY2"]
-
-    run(service, work)
+@looking_up()
+async def test_concurrent_lookups_share_a_request(service: FakeControlPlane) -> None:
+    service.go_on.clear()
+    tasks = [asyncio.create_task(service.find(k)) for k in ["KEY1"] * 20 + ["KEY2"]]
+    await until(lambda: len(service.requests) == 2)
+    service.go_on.set()
+    *ones, two = await asyncio.gather(*tasks)
+    assert {owner and owner.tenant.name for owner in ones} == {"tenant-KEY1"}
+    assert two is not None
+    assert two.tenant.name == "tenant-KEY2"
+    assert sorted(a.query["access_key_id"][0] for a in service.requests) == ["KEY1", "KEY2"]
 
 
-def test_concurrent_lookups_share_a_failure(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        service.status = 500
-        service.go_on.clear()
-        tasks = [asyncio.create_task(unavailable(control_plane)) for _ in range(5)]
-        await until(lambda: len(service.requests) == 1)
-        service.go_on.set()
-        assert await asyncio.gather(*tasks) == [True] * 5
-        assert len(service.requests) == 1
-
-    run(service, work)
+@looking_up()
+async def test_concurrent_lookups_share_a_failure(service: FakeControlPlane) -> None:
+    service.status = 500
+    service.go_on.clear()
+    tasks = [asyncio.create_task(unavailable(service)) for _ in range(5)]
+    await until(lambda: len(service.requests) == 1)
+    service.go_on.set()
+    assert await asyncio.gather(*tasks) == [True] * 5
+    assert len(service.requests) == 1
 
 
-def test_a_cancelled_client_does_not_cancel_the_lookup_of_others(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        service.go_on.clear()
-        first, second = (asyncio.create_task(control_plane.find("KEY1")) for _ in range(2))
-        await until(lambda: len(service.requests) == 1)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        third = asyncio.create_task(control_plane.find("KEY1"))
-        await asyncio.sleep(0)
-        service.go_on.set()
-        assert await second is not None
-        assert await third is await second
-        assert len(service.requests) == 1
-
-    run(service, work)
+@looking_up()
+async def test_a_cancelled_client_does_not_cancel_the_lookup_of_others(service: FakeControlPlane) -> None:
+    service.go_on.clear()
+    first, second = (asyncio.create_task(service.find("KEY1")) for _ in range(2))
+    await until(lambda: len(service.requests) == 1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    third = asyncio.create_task(service.find("KEY1"))
+    await asyncio.sleep(0)
+    service.go_on.set()
+    assert await second is not None
+    assert await third is await second
+    assert len(service.requests) == 1
 
 
 @pytest.mark.long
-def test_a_response_is_cached_after_all_clients_disconnected(service: FakeControlPlane) -> None:
+@looking_up()
+async def test_a_response_is_cached_after_all_clients_disconnected(service: FakeControlPlane) -> None:
     complaints: list[dict[str, Any]] = []
-
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
-        for key_id, status in (("KEY1", 200), ("KEY2", 500)):
-            service.status = status
-            service.go_on.clear()
-            asked = len(service.requests)
-            task = asyncio.create_task(control_plane.find(key_id))
-            await until(lambda asked=asked: len(service.requests) == asked + 1)  # type: ignore[misc]
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            service.go_on.set()
-            await until(lambda: not control_plane._lookups)
-        assert await control_plane.find("KEY1") is not None
-        assert len(service.requests) == 2
-        gc.collect()  # an unretrieved exception is reported on collection
-
-    run(service, work)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    for key_id, status in (("KEY1", 200), ("KEY2", 500)):
+        service.status = status
+        service.go_on.clear()
+        sent = len(service.requests)
+        task = asyncio.create_task(service.find(key_id))
+        await until(lambda sent=sent: len(service.requests) == sent + 1)  # type: ignore[misc]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        service.go_on.set()
+        await until(lambda: not service.client._lookups)
+    assert await service.find("KEY1") is not None
+    assert len(service.requests) == 2
+    gc.collect()  # an unretrieved exception is reported on collection
     assert complaints == []
 
 
-def test_the_least_recently_used_keys_are_evicted(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        for key_id in ("KEY1", "KEY2", "KEY1", "KEY3"):
-            await control_plane.find(key_id)
-        asked = len(service.requests)
-        assert asked == 3
-        await control_plane.find("KEY1")
-        await control_plane.find("KEY3")
-        assert len(service.requests) == asked
-        await control_plane.find("KEY2")
-        assert len(service.requests) == asked + 1
-
-    run(service, work, entries=2)
+@looking_up(entries=2)
+async def test_the_least_recently_used_keys_are_evicted(service: FakeControlPlane) -> None:
+    for key_id in ("KEY1", "KEY2", "KEY1", "KEY3"):
+        await service.find(key_id)
+    sent = len(service.requests)
+    assert sent == 3
+    await service.find("KEY1")
+    await service.find("KEY3")
+    assert len(service.requests) == sent
+    await service.find("KEY2")
+    assert len(service.requests) == sent + 1
 
 
-def test_invented_keys_evict_no_tenant(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        await control_plane.find("KEY1")
-        service.status = 404
-        for n in range(5):
-            assert await control_plane.find(f"MADE-UP-{n}") is None
-        assert await control_plane.find("KEY1") is not None
-        assert len(service.requests) == 6
-        assert await control_plane.find("MADE-UP-4") is None
-        assert len(service.requests) == 6
-        assert await control_plane.find("MADE-UP-0") is None
-        assert len(service.requests) == 7, "the cache of unknown keys is limited, too"
-
-    run(service, work, entries=2)
+@looking_up(entries=2)
+async def test_invented_keys_evict_no_tenant(service: FakeControlPlane) -> None:
+    await service.find("KEY1")
+    service.status = 404
+    for n in range(5):
+        assert await service.find(f"MADE-UP-{n}") is None
+    assert await service.find("KEY1") is not None
+    assert len(service.requests) == 6
+    assert await service.find("MADE-UP-4") is None
+    assert len(service.requests) == 6
+    assert await service.find("MADE-UP-0") is None
+    assert len(service.requests) == 7, "the cache of unknown keys is limited, too"
 
 
-def test_an_entry_in_use_is_renewed_before_it_expires(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        first = await control_plane.find("KEY1")
-        service.answers(body=document("KEY1", name="renamed"))
-        service.go_on.clear()
-        clock.ms = 45_000
+@looking_up()
+async def test_an_entry_in_use_is_renewed_before_it_expires(service: FakeControlPlane) -> None:
+    first = await service.find("KEY1")
+    service.answers(body=document("KEY1", name="renamed"))
+    service.go_on.clear()
+    service.ms = 45_000
+    for _ in range(3):
+        assert await service.find("KEY1") is first, "no request waits for the renewal"
+    await until(lambda: len(service.requests) == 2)
+    service.go_on.set()
+    await until(lambda: not service.client._lookups)
+    service.go_on.clear()
+    for service.ms in (60_000, 89_999):
+        owner = await service.find("KEY1")
+        assert owner is not None
+        assert owner.tenant.name == "renamed"
+    service.go_on.set()
+    await until(lambda: not service.client._lookups)
+    assert len(service.requests) == 2
+
+
+@looking_up()
+async def test_an_entry_whose_renewal_fails_is_used_until_it_expires(service: FakeControlPlane) -> None:
+    first = await service.find("KEY1")
+    service.status = 500
+    for service.ms in (45_000, 45_001, 48_749, 59_999):
         for _ in range(3):
-            assert await control_plane.find("KEY1") is first, "no request waits for the renewal"
-        await until(lambda: len(service.requests) == 2)
-        service.go_on.set()
-        await until(lambda: not control_plane._lookups)
-        service.go_on.clear()
-        for clock.ms in (60_000, 89_999):
-            owner = await control_plane.find("KEY1")
-            assert owner is not None
-            assert owner.tenant.name == "renamed"
-        service.go_on.set()
-        await until(lambda: not control_plane._lookups)
-        assert len(service.requests) == 2
-
-    run(service, work)
+            assert await service.find("KEY1") is first
+            await until(lambda: not service.client._lookups)
+    assert len(service.requests) == 3, "not renewed at each use"
+    service.ms = 60_000
+    assert await unavailable(service)
 
 
-def test_an_entry_whose_renewal_fails_is_used_until_it_expires(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        first = await control_plane.find("KEY1")
-        service.status = 500
-        for clock.ms in (45_000, 45_001, 48_749, 59_999):
-            for _ in range(3):
-                assert await control_plane.find("KEY1") is first
-                await until(lambda: not control_plane._lookups)
-        assert len(service.requests) == 3, "not renewed at each use"
-        clock.ms = 60_000
-        assert await unavailable(control_plane)
-
-    run(service, work)
-
-
-def test_a_revoked_key_in_use_is_rejected_after_the_renewal(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        await control_plane.find("KEY1")
-        service.status = 404
-        clock.ms = 45_000
-        assert await control_plane.find("KEY1") is not None
-        await until(lambda: not control_plane._lookups)
-        assert await control_plane.find("KEY1") is None
-        assert len(service.requests) == 2
-
-    run(service, work)
+@looking_up()
+async def test_a_revoked_key_in_use_is_rejected_after_the_renewal(service: FakeControlPlane) -> None:
+    await service.find("KEY1")
+    service.status = 404
+    service.ms = 45_000
+    assert await service.find("KEY1") is not None
+    await until(lambda: not service.client._lookups)
+    assert await service.find("KEY1") is None
+    assert len(service.requests) == 2
 
 
 @pytest.mark.long
-def test_unknown_keys_do_not_block_known_ones(service: FakeControlPlane) -> None:
+@looking_up()
+async def test_unknown_keys_do_not_block_known_ones(service: FakeControlPlane) -> None:
     """The limit holds for any number of concurrent lookups of unknown keys with slow responses."""
     room = UNKNOWN_CONCURRENT + UNKNOWN_WAITING
 
-    async def work(control_plane: ControlPlane, clock: ManualMilliseconds) -> None:
-        await control_plane.find("KEY1")
-        service.holds = "MADE-UP"
-        service.go_on.clear()
-        strangers = [asyncio.create_task(control_plane.find(f"MADE-UP-{n}")) for n in range(room)]
-        await until(lambda: len(service.requests) == 1 + UNKNOWN_CONCURRENT)
-        for n in range(1_000):
-            assert await unavailable(control_plane, f"MADE-UP-TOO-{n}"), "at once"
-        assert not any(task.done() for task in strangers)
-        clock.ms = 45_000
-        await control_plane.find("KEY1")
-        await until(lambda: "KEY1" not in control_plane._lookups)
-        assert len(service.requests) == 2 + UNKNOWN_CONCURRENT
-        clock.ms = 1_000_000  # also for a key whose entry expired long ago
-        assert await control_plane.find("KEY1") is not None
-        assert len(service.requests) == 3 + UNKNOWN_CONCURRENT
-        service.status = 404
-        service.go_on.set()
-        assert await asyncio.gather(*strangers) == [None] * room
-        assert await control_plane.find("MADE-UP-TOO-1") is None, "slots are free again"
-
-    run(service, work)
+    await service.find("KEY1")
+    service.holds = "MADE-UP"
+    service.go_on.clear()
+    strangers = [asyncio.create_task(service.find(f"MADE-UP-{n}")) for n in range(room)]
+    await until(lambda: len(service.requests) == 1 + UNKNOWN_CONCURRENT)
+    for n in range(1_000):
+        assert await unavailable(service, f"MADE-UP-TOO-{n}"), "at once"
+    assert not any(task.done() for task in strangers)
+    service.ms = 45_000
+    await service.find("KEY1")
+    await until(lambda: "KEY1" not in service.client._lookups)
+    assert len(service.requests) == 2 + UNKNOWN_CONCURRENT
+    service.ms = 1_000_000  # also for a key whose entry expired long ago
+    assert await service.find("KEY1") is not None
+    assert len(service.requests) == 3 + UNKNOWN_CONCURRENT
+    service.status = 404
+    service.go_on.set()
+    assert await asyncio.gather(*strangers) == [None] * room
+    assert await service.find("MADE-UP-TOO-1") is None, "slots are free again"
 
 
-def test_closing_waits_for_lookups_in_progress_only(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> None:
-        service.go_on.clear()
-        task = asyncio.create_task(control_plane.find("KEY1"))
-        await until(lambda: len(service.requests) == 1)
-        closing = asyncio.create_task(control_plane.close())
-        await asyncio.sleep(0)
-        assert await unavailable(control_plane, "KEY2")
-        service.go_on.set()
-        assert await task is not None
-        await closing
-        assert len(service.requests) == 1
-
-    run(service, work)
+@looking_up()
+async def test_closing_waits_for_lookups_in_progress_only(service: FakeControlPlane) -> None:
+    service.go_on.clear()
+    task = asyncio.create_task(service.find("KEY1"))
+    await until(lambda: len(service.requests) == 1)
+    closing = asyncio.create_task(service.client.close())
+    await asyncio.sleep(0)
+    assert await unavailable(service, "KEY2")
+    service.go_on.set()
+    assert await task is not None
+    await closing
+    assert len(service.requests) == 1
 
 
-def test_nothing_of_the_token_or_a_secret_is_in_a_repr(service: FakeControlPlane) -> None:
-    async def work(control_plane: ControlPlane, _: ManualMilliseconds) -> str:
-        owner = await control_plane.find("KEY1")
-        return repr((control_plane, control_plane._settings, owner))
-
-    logged = run(service, work)
+@looking_up()
+async def test_nothing_of_the_token_or_a_secret_is_in_a_repr(service: FakeControlPlane) -> None:
+    owner = await service.find("KEY1")
+    logged = repr((service.client, service.client._settings, owner))
     assert "tenant-KEY1" in logged
     assert "sEcReT" not in logged
     assert "tOkEn" not in logged

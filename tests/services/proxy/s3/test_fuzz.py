@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from urllib.parse import quote, quote_from_bytes, unquote
 
 import pytest
@@ -26,8 +27,7 @@ from icedb.services.proxy.s3.listing import list_page
 from icedb.services.proxy.s3.request import S3Request
 from tests.support.proxy.proxy_attacks import ACME, SOCKET_SECONDS, Asker, replies, wire
 from tests.support.proxy.proxy_process import ProxyProcess
-from tests.support.proxy.proxy_worlds import World as InProcess
-from tests.support.proxy.proxy_worlds import run
+from tests.support.proxy.proxy_worlds import ProxyWorld, in_still_loop
 
 REQUESTS = 500
 #: Each is sent once on its own connection.
@@ -206,7 +206,8 @@ def hung_up(port: int, sent: bytes) -> bytes:
 letters = st.sampled_from("aab/=-.ü\ud7ff\ue000\uffff\U00010000\U0010ffff")
 names = st.text(letters, max_size=6)
 key_sets = st.lists(st.text(letters, min_size=1, max_size=8), max_size=25, unique=True).map(sorted)
-delimiters = st.just("") | st.just("/") | st.text(letters, min_size=1, max_size=3)
+listings = st.tuples(names, st.just("") | st.just("/") | st.text(letters, min_size=1, max_size=3))
+page_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
 
 def entries_of_s3(keys: list[str], prefix: str, delimiter: str, after: str) -> list[str]:
@@ -237,21 +238,12 @@ def followed(turn: Turn, sizes: Iterator[int], after: str, *, pages_max: int) ->
     raise AssertionError(f"it goes on after {pages_max} pages")
 
 
-def cycled(sizes: list[int]) -> Iterator[int]:
-    while True:
-        yield from sizes
-
-
 @pytest.mark.long
 @settings(max_examples=400)
-@given(
-    keys=key_sets,
-    prefix=names,
-    delimiter=delimiters,
-    after=names,
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
-)
-def test_pages_match_s3(keys: list[str], prefix: str, delimiter: str, after: str, sizes: list[int]) -> None:
+@given(keys=key_sets, listing=listings, after=names, sizes=page_sizes)
+def test_pages_match_s3(keys: list[str], listing: tuple[str, str], after: str, sizes: list[int]) -> None:
+    prefix, delimiter = listing
+
     def turn(after: str, size: int) -> tuple[list[str], str, bool]:
         page = list_page(keys, prefix=prefix, delimiter=delimiter, after=after, size=size)
         entries = sorted([keys[n] for n in page.numbers] + list(page.prefixes))
@@ -259,22 +251,16 @@ def test_pages_match_s3(keys: list[str], prefix: str, delimiter: str, after: str
         return entries, page.last, page.truncated
 
     expected = entries_of_s3(keys, prefix, delimiter, after)
-    assert followed(turn, cycled(sizes), after, pages_max=len(keys) + 1) == expected
+    assert followed(turn, cycle(sizes), after, pages_max=len(keys) + 1) == expected
 
 
 @pytest.mark.long
 @settings(max_examples=200)
-@given(
-    keys=key_sets,
-    data_prefix=st.sampled_from(["_data/", "a/b/_data/", "\U0010ffff/_data/"]),
-    prefix=names,
-    delimiter=delimiters,
-    after=names,
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
-)
+@given(st.sampled_from(["_data/", "a/b/_data/", "\U0010ffff/_data/"]), key_sets, listings, names, page_sizes)
 def test_pages_of_a_view_are_of_virtual_keys(
-    keys: list[str], data_prefix: str, prefix: str, delimiter: str, after: str, sizes: list[int]
+    data_prefix: str, keys: list[str], listing: tuple[str, str], after: str, sizes: list[int]
 ) -> None:
+    prefix, delimiter = listing
     view = BucketView.of([Marker(data_prefix + k, 1, 1, 0) for k in keys], data_prefix=data_prefix, as_of_ms=0)
 
     def turn(after: str, size: int) -> tuple[list[str], str, bool]:
@@ -283,7 +269,7 @@ def test_pages_of_a_view_are_of_virtual_keys(
         return entries, view.virtual(page.last), page.truncated
 
     expected = entries_of_s3(keys, prefix, delimiter, after)
-    assert followed(turn, cycled(sizes), after, pages_max=len(keys) + 1) == expected
+    assert followed(turn, cycle(sizes), after, pages_max=len(keys) + 1) == expected
 
 
 LISTINGS = {
@@ -329,21 +315,18 @@ def test_pages_over_http_end_and_match_s3(asker: Asker, keys: list[str], listing
 
 
 @pytest.mark.long
-def test_a_listing_goes_on_though_others_ask_for_the_same_parts_as_of_an_earlier_time() -> None:
+@in_still_loop
+async def test_a_listing_continues_beside_listings_of_earlier_times() -> None:
     """The other requests share the view of the listing, whose next page keeps its own time."""
-
-    async def work() -> None:
-        world = InProcess()
-        world.add("u=1", "u=2")
-        tables, bucket = world.tables(hold_ms=1_000, refresh_ms=0), world.bucket()
-        world.advance(60_000)
-        page = await tables.view(bucket, None)
-        for _ in range(3):
-            earlier = await tables.view(bucket, page.as_of_ms - 900)
-            assert earlier.snapshot_id == page.snapshot_id
-            again = await tables.resume_view(bucket, None, began_ms=page.as_of_ms, snapshot_id=page.snapshot_id)
-            assert again is not None
-            page = again
-            world.advance(200)
-
-    run(work())
+    world = ProxyWorld()
+    world.add("u=1", "u=2")
+    tables, bucket = world.tables(hold_ms=1_000, refresh_ms=0), world.bucket()
+    world.advance(60_000)
+    page = await tables.view(bucket, None)
+    for _ in range(3):
+        earlier = await tables.view(bucket, page.as_of_ms - 900)
+        assert earlier.snapshot_id == page.snapshot_id
+        again = await tables.resume_view(bucket, None, began_ms=page.as_of_ms, snapshot_id=page.snapshot_id)
+        assert again is not None
+        page = again
+        world.advance(200)

@@ -14,14 +14,14 @@ import pytest
 from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.services.proxy.catalog.table_catalog import AHEAD_MS_MAX, TableCatalog
-from tests.support.proxy.proxy_views import HOLD_MS, REFRESH_MS, page, rest_of
-from tests.support.proxy.proxy_worlds import World, in_still_loop, make_app
+from tests.support.proxy.proxy_views import HOLD_MS, REFRESH_MS, open_world, page, rest_of
+from tests.support.proxy.proxy_worlds import ProxyWorld, in_still_loop, make_app
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
 @in_still_loop
 async def test_a_continuation_stays_on_its_snapshot(process: str) -> None:
-    world = World()
+    world = ProxyWorld()
     keys = sorted(world.add("u=1", "u=2") + world.add("u=1", "u=2") + world.add("u=1"))
     bucket = world.bucket()
     app = make_app(world.tables(), [bucket])
@@ -40,7 +40,7 @@ async def test_a_continuation_stays_on_its_snapshot(process: str) -> None:
 
 @in_still_loop
 async def test_a_continuation_survives_cleanup_only_where_its_view_is_cached() -> None:
-    world = World()
+    world = ProxyWorld()
     keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
     bucket = world.bucket()
     app, another = make_app(world.tables(), [bucket]), make_app(world.tables(), [bucket])
@@ -56,7 +56,7 @@ async def test_a_continuation_survives_cleanup_only_where_its_view_is_cached() -
 
 @in_still_loop
 async def test_a_continuation_fails_if_its_snapshot_changed() -> None:
-    world = World()
+    world = ProxyWorld()
     world.add("u=1", "u=2", "u=3")
     bucket = world.bucket()
     world.advance(MINUTE_MS)
@@ -73,11 +73,9 @@ async def test_a_continuation_fails_if_its_snapshot_changed() -> None:
 
 @in_still_loop
 async def test_a_continuation_is_valid_while_replaced_parts_are_held() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2", "u=3"))
-    bucket = world.bucket()
+    world, tables, bucket, keys = open_world("u=1", "u=2", "u=3")
     world.advance(MINUTE_MS)
-    app = make_app(world.tables(), [bucket])
+    app = make_app(tables, [bucket])
     first, token = await page(app, list_type="2", max_keys="1")
     parameters = {"list_type": "2", "continuation_token": token}
     world.advance(HOLD_MS - 1)
@@ -89,7 +87,7 @@ async def test_a_continuation_is_valid_while_replaced_parts_are_held() -> None:
 @pytest.mark.parametrize("process", ["the same", "another"])
 @in_still_loop
 async def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_page(process: str) -> None:
-    world = World()
+    world = ProxyWorld()
     keys = world.add("u=1", "u=2")
     bucket = world.bucket()
     ahead_ms = world.clock.now_ms() + 24 * HOUR_MS
@@ -107,7 +105,7 @@ async def test_a_table_with_a_commit_from_a_clock_far_ahead_is_listed_page_by_pa
 
 @in_still_loop
 async def test_a_continuation_works_on_a_proxy_with_another_clock() -> None:
-    world = World()
+    world = ProxyWorld()
     keys = sorted(world.add("u=1", "u=2"))
     bucket = world.bucket()
     for ahead_ms in (30_000, -30_000):
@@ -119,10 +117,8 @@ async def test_a_continuation_works_on_a_proxy_with_another_clock() -> None:
 
 @in_still_loop
 async def test_tokens_with_forged_times_cost_no_refreshes() -> None:
-    world = World()
-    world.add("u=1", "u=2")
-    bucket = world.bucket()
-    app = make_app(world.tables(), [bucket])
+    world, tables, bucket, _ = open_world("u=1", "u=2")
+    app = make_app(tables, [bucket])
     await page(app, list_type="2")
     for n in range(20):
         forged = [world.clock.now_ms() + AHEAD_MS_MAX + 1 + n, "0123456789abcdef", "u=1/x"]
@@ -134,10 +130,8 @@ async def test_tokens_with_forged_times_cost_no_refreshes() -> None:
 
 @in_still_loop
 async def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> None:
-    world = World()
-    keys = sorted(world.add("u=1", "u=2", "u=3", "u=4"))
-    bucket = world.bucket()
-    app = make_app(world.tables(), [bucket])
+    world, tables, bucket, keys = open_world("u=1", "u=2", "u=3", "u=4")
+    app = make_app(tables, [bucket])
     first, _ = await page(app, max_keys="2")
     world.replace(keys[2])
     (new,) = world.add("u=5")
@@ -152,7 +146,7 @@ async def test_a_marker_stays_on_the_snapshot_that_ended_a_page_with_it() -> Non
 
 @in_still_loop
 async def test_a_token_gives_no_access_to_other_buckets() -> None:
-    world = World()
+    world = ProxyWorld()
     world.add("u=1", "u=1", "u=2", "u=2")
     mine, theirs = world.bucket("u=1"), replace(world.bucket("u=2"), name="theirs")
     app = make_app(world.tables(), [mine, theirs])

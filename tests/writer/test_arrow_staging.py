@@ -1,16 +1,18 @@
-"""Rows are stored alike whether they are sorted whole, gathered from what is held, or loaded once they are ordered."""
+"""Rows are stored equally if they are staged in Arrow or in DuckDB."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -22,39 +24,24 @@ from icedb.sources.batch import Batch
 from icedb.sql.connections import connect_sandbox
 from icedb.storage.obstore_store import ObjectStore
 from icedb.util.clock import SystemClock
-from icedb.writer import batch_loader, deferred_gather, part_writer, staging
+from icedb.writer import arrow_rows, batch_loader, part_writer
+from icedb.writer.arrow_rows import encode_texts
+from icedb.writer.encoding.parquet_encoder import EncodedFile, compact_dictionaries
 from icedb.writer.part_writer import put_parts
-from icedb.writer.staging import StagedBatch, stage_rows
+from icedb.writer.staged_batch import StagedBatch
+from icedb.writer.staging import stage_rows
 
 MEMORY_BYTES = 256 * 1024 * 1024
-#: How rows go: constants of the modules, and whether they are gathered as they are encoded.
-WAYS = {
-    "sorted whole": ({"_HELD_PART": 1 << 60}, {}, False),
-    "gathered": ({}, {"_GATHER_ROWS_MIN": 0}, True),
-    "loaded": ({}, {"_GATHER_ROWS_MIN": 1 << 60}, False),
-}
+#: The ways of rows: the divisor of the memory for rows in Arrow.
+WAYS = {"in DuckDB": 1 << 60, "in Arrow": 4}
 TEXTS = [
-    None,
-    "",
-    "a",
-    "a\0",
-    "a\0b",
-    "A",
-    "ab",
-    "é",
-    "z",
-    "\U0001f600",
-    "\uffff",
-    "x" * 70,
-    "x" * 70 + "y",
-    " ",
-    "01",
+    None, "", "a", "a\0", "a\0b", "A", "ab", "é", "z", "\U0001f600", "\uffff", "x" * 70, "x" * 70 + "y", " ", "01",
     "1",
-]
+]  # fmt: skip
 
 
 def rows(count: int) -> pa.Table:
-    """Rows of many types; `n` tells each from the others, and they are in no order."""
+    """Return unordered rows of many types, in which `n` is unique."""
     numbers = [(n * 7919) % count for n in range(count)]
     floats = [None, float("nan"), -1.5, 0.0, 1.5, float("-inf"), float("inf")]
     day = dt.datetime(2026, 10, 1)
@@ -81,24 +68,21 @@ def rows(count: int) -> pa.Table:
 def stored(
     place: Any, monkeypatch: pytest.MonkeyPatch, way: str, table: pa.Table, **options: Any
 ) -> list[tuple[str, int, bytes, list[dict[str, Any]], pa.Schema]]:
-    """Of each part, in the order of their markers: its folder, number of rows, statistics, rows and schema."""
+    """Return the folder, row count, statistics, rows and schema of each part, in the order of markers."""
     target = icedb.Table.create(f"{place.uri}-{way.replace(' ', '-')}", **options)
-    of_incoming, of_staging, is_gathered = WAYS[way]
     with monkeypatch.context() as patch:
-        for module, constants in ((batch_loader, of_incoming), (staging, of_staging)):
-            for name, value in constants.items():
-                patch.setattr(module, name, value)
+        patch.setattr(batch_loader, "_HELD_DIVISOR", WAYS[way])
         context = target.handle.write_context()
         with stage_rows(context, Batch(table.to_reader()), memory_bytes=MEMORY_BYTES) as stage:
-            assert (stage.held is not None) == is_gathered
+            assert (stage.in_arrow is not None) == (way == "in Arrow")
             written = put_parts(stage, store=target.handle.store, clock=SystemClock())
             [(streamed,)] = duckdb.from_arrow(stage.stream()).count("*").fetchall()
     assert streamed == table.num_rows
-    found = []
+    parts = []
     for marker in written.markers:
         part = pq.read_table(pa.BufferReader(target.handle.store.get(marker.key).body))
         folder = marker.key.rpartition("/")[0].partition("/_data/")[2]
-        found.append(
+        parts.append(
             (
                 folder,
                 marker.rows or 0,
@@ -107,7 +91,7 @@ def stored(
                 part.schema,
             )
         )
-    return found
+    return parts
 
 
 @pytest.mark.long
@@ -122,40 +106,45 @@ def stored(
     ],
     ids=["by text", "by text and day", "by nested", "sorted", "as they are"],
 )
-def test_rows_are_stored_alike(memory: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    monkeypatch.setattr(deferred_gather, "ROWS_AT_A_TIME", 100)
+def test_rows_are_stored_equally(memory: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    monkeypatch.setattr(arrow_rows, "ROWS_AT_A_TIME", 100)
     monkeypatch.setattr(batch_loader, "ROWS_AT_A_TIME", 130)
     table = rows(509).slice(9)
-    whole, gathered, loaded = (stored(memory, monkeypatch, way, table, **options) for way in WAYS)
-    assert sum(count for _, count, *_ in whole) == 500
-    assert repr(gathered) == repr(whole), "of NaN only the texts are equal"
-    assert repr(loaded) == repr(whole)
+    in_duckdb, in_arrow = (stored(memory, monkeypatch, way, table, **options) for way in WAYS)
+    assert sum(count for _, count, *_ in in_duckdb) == 500
+    assert repr(in_arrow) == repr(in_duckdb), "NaN is equal only as text"
 
 
 @pytest.mark.long
 @settings(max_examples=40)
-@given(st.lists(st.one_of(st.none(), st.text(max_size=6))))
+@given(st.lists(st.one_of(st.none(), st.text(max_size=6)), min_size=1))
 def test_ranks_have_the_order_of_texts(texts: list[str | None]) -> None:
-    ranks = deferred_gather.encode_ranks(
-        pa.chunked_array([pa.array(texts[:3], pa.string()), pa.array(texts[3:], pa.string())])
-    )
-    assert ranks is not None
-    both = duckdb.from_arrow(pa.table({"text": pa.array(texts, pa.string()), "rank": ranks.ranks}))
-    by_text = both.project("text").order("text").fetchall()
-    by_rank = both.order("rank").project("CAST(rank AS VARCHAR)").fetchall()
-    assert [ranks.text(rank) for (rank,) in by_rank] == [text for (text,) in by_text]
+    encoded = encode_texts(pa.chunked_array([pa.array(texts[:3], pa.string()), pa.array(texts[3:], pa.string())]))
+    assert encoded.type == pa.dictionary(pa.int16(), pa.string())
+    assert encoded.to_pylist() == texts
+    ranks = pa.table({"text": pa.array(texts, pa.string()), "rank": encoded.combine_chunks().indices})
+    by_text = duckdb.from_arrow(ranks).project("text").order("text").fetchall()
+    by_rank = duckdb.from_arrow(ranks).order("rank").project("text").fetchall()
+    assert by_rank == by_text
 
 
-def test_many_values_have_no_ranks() -> None:
-    assert deferred_gather.encode_ranks(pa.chunked_array([pa.array(map(str, range(5_000)))])) is None
-    late = ["a"] * 20_000 + [str(n) for n in range(70_000)]
-    assert deferred_gather.encode_ranks(pa.chunked_array([pa.array(late)])) is None
-    some = deferred_gather.encode_ranks(pa.chunked_array([pa.array([str(n) for n in range(700)])]))
-    assert some is not None
-    assert some.ranks.type == pa.uint16()
+@pytest.mark.parametrize(
+    "texts", [map(str, range(5_000)), ["a"] * 20_000 + [str(n) for n in range(70_000)]], ids=["at once", "late"]
+)
+def test_many_values_have_no_ranks(texts: Iterable[str]) -> None:
+    assert encode_texts(pa.chunked_array([pa.array(texts)])).type == pa.string()
 
 
-def test_text_that_is_none_is_refused(memory: Any) -> None:
+@pytest.mark.parametrize("nulls", [False, True])
+def test_a_part_has_only_its_own_values_of_a_dictionary(nulls: bool) -> None:
+    texts = [None if nulls and n % 5 == 0 else f"tenant {n % 40}" for n in range(1_000)]
+    rows = pa.table({"tenant": encode_texts(pa.chunked_array([pa.array(texts)]))})
+    part = compact_dictionaries(rows.filter(pc.equal(rows["tenant"], "tenant 7")))
+    assert part["tenant"].chunk(0).dictionary.to_pylist() == ["tenant 7"]
+    assert compact_dictionaries(rows)["tenant"].to_pylist() == texts
+
+
+def test_invalid_utf8_is_rejected(memory: Any) -> None:
     table = icedb.Table.create(memory.uri, sort_by=["n"])
     offsets = pa.array([0, 2, 4], pa.int32()).buffers()[1]
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab\xff\xfe")])
@@ -164,8 +153,7 @@ def test_text_that_is_none_is_refused(memory: Any) -> None:
     assert list(table.handle.store.list(table.handle.location.keys.data_prefix)) == []
 
 
-def test_a_value_that_cannot_be_converted_leaves_nothing(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_GATHER_ROWS_MIN", 0)
+def test_a_value_that_cannot_be_converted_leaves_no_part(memory: Any) -> None:
     table = icedb.Table.create(memory.uri, partition_by=["n"])
     late = pa.array([0] * 9 + [2**62], pa.timestamp("s"))
     with pytest.raises(InvalidBatch, match="cannot be read"):
@@ -174,7 +162,7 @@ def test_a_value_that_cannot_be_converted_leaves_nothing(memory: Any, monkeypatc
 
 
 @pytest.mark.parametrize("failing", ["encoding", "putting"])
-def test_when_one_part_fails_none_stays(memory: Any, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+def test_if_one_part_fails_no_part_stays(memory: Any, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     table = icedb.Table.create(memory.uri, partition_by=["n"])
     lock, calls = threading.Lock(), [0]
 
@@ -185,28 +173,28 @@ def test_when_one_part_fails_none_stays(memory: Any, monkeypatch: pytest.MonkeyP
         if number == 5:
             raise IceDBError("the fifth")
 
-    write, put = StagedBatch.write, part_writer.put_part
+    encode, put = StagedBatch.encode, part_writer.put_part
 
-    def encode(stage: StagedBatch, path: Path, first: int, last: int, *, level: int | None = None) -> int:
+    def encode_some(stage: StagedBatch, *args: Any) -> Any:
         fails_at_the_fifth()
-        return write(stage, path, first, last, level=level)
+        return encode(stage, *args)
 
-    def create(store: ObjectStore, key: str, path: Path) -> part_writer.StoredPart:
-        stored_part = put(store, key, path)
+    def create(store: ObjectStore, key: str, file: EncodedFile) -> part_writer.StoredPart:
+        stored_part = put(store, key, file)
         fails_at_the_fifth()
         return stored_part
 
     if failing == "encoding":
-        monkeypatch.setattr(StagedBatch, "write", encode)
+        monkeypatch.setattr(StagedBatch, "encode", encode_some)
     else:
         monkeypatch.setattr(part_writer, "put_part", create)
     with pytest.raises(IceDBError, match="the fifth"):
         table.insert(pa.table({"n": range(40)}))
-    assert 5 <= calls[0] < 40, "the others are not tried"
+    assert 5 <= calls[0] < 40, "the other parts are not tried"
     assert list(table.handle.store.list(table.handle.location.keys.data_prefix)) == []
 
 
-def test_a_cursor_is_in_the_sandbox_too(tmp_path: Path) -> None:
+def test_a_cursor_is_in_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "outside.csv").write_text("a\n1\n")
     with connect_sandbox(tmp_path / "inside") as con, con.cursor() as cursor:
