@@ -26,7 +26,7 @@ from icedb.errors import (
 )
 from icedb.format.keys import NULL_VALUE, encode_value
 from icedb.format.records import total_rows
-from icedb.sql.connections import RESERVED, quote_name, quote_text
+from icedb.sql.connections import PARQUET_OPTIONS, RESERVED, quote_name, quote_text
 from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import typed_nothing
 from icedb.storage.obstore_store import ObjectNotFound
@@ -119,7 +119,7 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
     hides_file_names = files and _has_filename(schema)
     # A single part is read without a given schema: DuckDB must open a file to learn how many threads can share it.
     if len(parts) == 1 and not hides_file_names:
-        options = "hive_partitioning = false" + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
+        options = PARQUET_OPTIONS + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
         columns = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in schema.items()]
         columns += [FILE_COLUMN] if files else []
         stored = f"SELECT * FROM read_parquet({_paths(handle, parts)}, {options})"
@@ -128,7 +128,7 @@ def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *,
     # FILE_COLUMN is an alias of `filename`, because DuckDB skips files only for conditions on `filename`.
     names = {c: _NAMED_SO if hides_file_names and c.casefold() == _FILENAME else c for c in schema}
     columns = [quote_name(n) if n == c else f"{quote_name(n)} AS {quote_name(c)}" for c, n in names.items()]
-    options = f"schema = {_file_schema(names, schema)}, hive_partitioning = false"
+    options = f"schema = {_file_schema(names, schema)}, {PARQUET_OPTIONS}"
     options += f", {_FILENAME} = true" if files else ""
     if row_count := total_rows(parts):
         options += f", explicit_cardinality = {row_count}"  # without it, DuckDB expects few rows and orders joins badly
@@ -198,7 +198,7 @@ def _with_partitions(rows: str, in_path: Mapping[str, str], lacking: Mapping[str
 
 
 def _read_all(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], lacking: Mapping[str, str]) -> str:
-    options = f"hive_partitioning = false, filename = {quote_text(FILE_COLUMN)}"
+    options = f"{PARQUET_OPTIONS}, filename = {quote_text(FILE_COLUMN)}"
     rows = f"SELECT * FROM {read_parquet(handle, parts, options)}"
     if _has_filename(schema):
         rows = f"SELECT * FROM ({rows} OFFSET 0)"  # hides conditions on that column from DuckDB, see `read_as`
@@ -206,7 +206,7 @@ def _read_all(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], 
     return f"{typed_nothing(schema)} UNION ALL BY NAME {rows}" if lacking else rows
 
 
-def read_parquet(handle: Handle, parts: Sequence[Part], options: str = "hive_partitioning = false") -> str:
+def read_parquet(handle: Handle, parts: Sequence[Part], options: str = PARQUET_OPTIONS) -> str:
     """Return a `read_parquet(...)` over these parts, with all of their columns, matched by name."""
     return f"read_parquet({_paths(handle, parts)}, union_by_name = true, {options})"
 

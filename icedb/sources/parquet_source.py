@@ -25,7 +25,7 @@ from icedb.sources.files import (
     stream,
 )
 from icedb.sources.inference.nanoseconds import in_microseconds, without_nanoseconds
-from icedb.sql.connections import quote_name, quote_text
+from icedb.sql.connections import PARQUET_OPTIONS, quote_name, quote_text
 from icedb.sql.types import storage_type
 
 __all__ = ["open_parquet"]
@@ -49,7 +49,7 @@ class _ParquetFileGroup:
     @property
     def relation(self) -> str:
         paths = ", ".join(map(quote_text, self.paths))
-        return f"read_parquet([{paths}], hive_partitioning = false, filename = {quote_text(FILE_COLUMN)})"
+        return f"read_parquet([{paths}], {PARQUET_OPTIONS}, filename = {quote_text(FILE_COLUMN)})"
 
 
 def open_parquet(reading: FileInput, *, failed: Callable[[IceDBError], None]) -> Batch:

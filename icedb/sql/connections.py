@@ -25,6 +25,7 @@ from icedb.util.temporary_files import spill_path
 __all__ = [
     "MEMORY_BYTES_MIN",
     "MIB",
+    "PARQUET_OPTIONS",
     "READING_SHARE",
     "RESERVED",
     "ROWS_PER_BATCH",
@@ -47,6 +48,10 @@ __all__ = [
 #: The prefix of every name that the library's SQL adds to a table's columns. No column may begin with it: DuckDB
 #: resolves a column before an alias, so a column of the same name would change the result.
 RESERVED = "__icedb_"
+
+#: Options of each `read_parquet(...)`. A folder such as `d=1` above a file must not replace the file's own column `d`.
+#: The statistics of other writers omit NaN, for which DuckDB would return wrong rows without the second option.
+PARQUET_OPTIONS = "hive_partitioning = false, can_have_nan = true"
 
 MIB = 1024 * 1024
 # DuckDB spills data that does not fit. With less memory, its buffers for sorting rows of some hundred bytes do not fit.
@@ -90,11 +95,8 @@ def quote_text(text: str) -> str:
 
 
 def read_file(path: Path | str) -> str:
-    """Return a `read_parquet(...)` of one local file, with the columns of the file.
-
-    Without the option, a folder such as `d=1` above the file would replace the file's own column `d`.
-    """
-    return f"read_parquet({quote_text(str(path))}, hive_partitioning = false)"
+    """Return a `read_parquet(...)` of one local file, with the columns of the file."""
+    return f"read_parquet({quote_text(str(path))}, {PARQUET_OPTIONS})"
 
 
 def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:

@@ -6,7 +6,7 @@ The parts are not visible until a commit names them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +165,11 @@ class _Writing:
 
     def _encode(self, key: str, piece: PartitionRange, gathered: pa.Table | None, offset: int) -> EncodedPart:
         stage = self.stage
-        tables = [gathered.slice(offset, piece.rows)] if gathered is not None else stage.read(piece.first, piece.rows)
+        tables: Iterable[pa.Table] = (
+            [gathered.slice(offset, piece.rows)] if gathered is not None else stage.read(piece.first, piece.rows)
+        )
+        if stage.in_arrow is not None:
+            tables = list(tables)
         path = stage.folder / key.rpartition("/")[2] if stage.in_arrow is None and gathered is None else None
         part = stage.encode(tables, piece, path)
         if part.file.rows != piece.rows:

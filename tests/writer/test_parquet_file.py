@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import duckdb
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from icedb.format.records import Stats
@@ -13,7 +17,7 @@ from icedb.format.table_spec import TableSpec
 from icedb.sql.column_stats import TEXT_TYPES, encode_statistics, figures_sql
 from icedb.sql.connections import connect_sandbox, quote_name, quote_text
 from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings
-from icedb.writer.encoding.parquet_file import EncodedPart, write_query
+from icedb.writer.encoding.parquet_file import EncodedPart, encode_tables, write_query
 from icedb.writer.encoding.part_stats import encode_bounds
 
 WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "BOOLEAN")
@@ -92,6 +96,40 @@ def test_size_and_digest_are_those_of_the_file(tmp_path: Path, rows: int) -> Non
     assert part.file == EncodedFile(
         tmp_path / "a.parquet", len(content), hashlib.sha256(content).hexdigest()[:32], rows
     )
+
+
+COMPARISONS = ["x = 1", "x <= 1", "x < 5", "x > 5", "x <> 1", "y > 100", "y < 1e9", "s.f = 1", "s.f < 5", "s.f > 5"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("nan_row", [0, 2_100, 4_999])
+def test_duckdb_without_this_library_finds_rows_with_nan(tmp_path: Path, is_streamed: bool, nan_row: int) -> None:
+    """pyarrow's minimum and maximum omit NaN, which DuckDB takes for the greatest number."""
+    ones = np.ones(5_000)
+    ones[nan_row] = np.nan
+    rows = pa.table({"x": ones, "y": np.where(np.isnan(ones), np.nan, np.arange(5_000)), "n": np.arange(5_000)})
+    rows = rows.append_column("s", pa.StructArray.from_arrays([pa.array(ones)], ["f"]))
+    path = tmp_path / "a.parquet"
+    encode_tables(iter([rows]) if is_streamed else [rows], SETTINGS, {}, rows=5_000, path=path)
+    with duckdb.connect() as con:
+        con.register("given", rows)
+        con.execute("CREATE TABLE expected AS FROM given")
+        for condition in COMPARISONS:
+            counts = [
+                con.execute(f"SELECT count(*), sum(n) FROM {relation} WHERE {condition}").fetchall()
+                for relation in ("expected", f"'{path}'")
+            ]
+            assert counts[0] == counts[1], condition
+    first = pq.read_metadata(path).row_group(0)
+    has_bounds = {first.column(n).path_in_schema: first.column(n).is_stats_set for n in range(4)}
+    assert has_bounds == {"x": False, "y": False, "n": True, "s.f": False}
+
+
+def test_floats_without_nan_have_bounds(tmp_path: Path) -> None:
+    rows = pa.table({"x": [2.0, 1.0, None], "s": [{"f": 1.5}, {"f": 0.5}, None]})
+    encode_tables([rows], SETTINGS, {}, rows=3, path=tmp_path / "a.parquet")
+    group = pq.read_metadata(tmp_path / "a.parquet").row_group(0)
+    assert [(group.column(n).statistics.min, group.column(n).statistics.max) for n in (0, 1)] == [(1, 2), (0.5, 1.5)]
 
 
 def test_duckdb_writes_a_type_that_pyarrow_lacks(tmp_path: Path) -> None:

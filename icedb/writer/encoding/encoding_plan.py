@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from icedb.util.lru_cache import LruCache
 
-__all__ = ["SAMPLE_ROWS", "EncodingPlan", "plan_encodings"]
+__all__ = ["SAMPLE_ROWS", "EncodingPlan", "leaf_columns", "plan_encodings"]
 
 #: The number of adjacent rows that are encoded on trial.
 SAMPLE_ROWS = 4_096
@@ -64,8 +64,22 @@ def plan_encodings(table: str, sample: pa.Table, part_rows: int) -> EncodingPlan
     return plan
 
 
+def leaf_columns(schema: pa.Schema) -> list[tuple[str, str]]:
+    """Return the Parquet path of each column without fields, and the Arrow column that has it.
+
+    Paths that two columns have (`a.b`, and the field `b` of `a`) are omitted, because options cannot distinguish them.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_batches([], schema), sink, store_schema=False)
+    stored = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    paths = [stored.column(n).path for n in range(len(stored))]
+    columns = [field.name for field in schema for _ in range(_leaf_count(field.type))]
+    occurrences = Counter(paths)
+    return [(path, column) for path, column in zip(paths, columns, strict=True) if occurrences[path] == 1]
+
+
 def _selected(sample: pa.Table, part_rows: int) -> EncodingPlan:
-    leaves = _leaves(sample.schema)
+    leaves = leaf_columns(sample.schema)
     nested = {field.name for field in sample.schema if field.type.num_fields}
     tried = sample.select([path for path, column in leaves if column not in nested])
     dictionaries = [path for path, column in leaves if column in nested]
@@ -81,27 +95,14 @@ def _selected(sample: pa.Table, part_rows: int) -> EncodingPlan:
             if pa.types.is_boolean(decoded.schema.field(name).type):
                 continue
             size = min(plain[n], others[n]) / tried.num_rows * part_rows
-            has_ranks = pa.types.is_dictionary(tried.schema.field(name).type)
+            # A long column that has a dictionary in Arrow is written with it, because to decode it takes time.
+            has_ranks = part_rows > SAMPLE_ROWS and pa.types.is_dictionary(tried.schema.field(name).type)
             of_dictionary = _dictionary_bytes(decoded[name], with_dictionary[n], plain[n], part_rows)
             if has_ranks or of_dictionary < size * _DICTIONARY_GAIN:
                 dictionaries.append(name)
             elif name in packed and others[n] < plain[n]:
                 encodings[name] = packed[name]
     return EncodingPlan(tuple(dictionaries), encodings)
-
-
-def _leaves(schema: pa.Schema) -> list[tuple[str, str]]:
-    """Return the Parquet path of each column without fields, and the Arrow column that has it.
-
-    Paths that two columns have (`a.b`, and the field `b` of `a`) are omitted, because options cannot distinguish them.
-    """
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_batches([], schema), sink, store_schema=False)
-    stored = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    paths = [stored.column(n).path for n in range(len(stored))]
-    columns = [field.name for field in schema for _ in range(_leaf_count(field.type))]
-    occurrences = Counter(paths)
-    return [(path, column) for path, column in zip(paths, columns, strict=True) if occurrences[path] == 1]
 
 
 def _leaf_count(type_: pa.DataType) -> int:

@@ -1,8 +1,9 @@
 """The encoder: rows in Arrow, in the order of storage, become the bytes of one Parquet file.
 
 Every part is encoded here: those of inserts, Spark tasks, merges, rewrites and exports. A small file is encoded into
-memory, and a large one into a local file; both are hashed while they are written. Files have a page index, and the
-names of the columns by which their rows are sorted.
+memory, and a large one into a local file; both are hashed while they are written. Files have the names of the columns
+by which their rows are sorted, and a page index if a column has several pages. Columns with NaN have no minimum and
+maximum: those of Parquet omit NaN, so that DuckDB, in which NaN is the greatest number, would skip rows.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from icedb.format.table_spec import TableSpec
 from icedb.writer.encoding.bloom_filters import filter_options
-from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, plan_encodings
+from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, leaf_columns, plan_encodings
 
 __all__ = [
     "INSERT_LEVEL",
@@ -38,6 +40,9 @@ INSERT_LEVEL = 1
 #: The zstd level of merged parts, which are kept for long.
 MERGE_LEVEL = 2
 
+# Columns of at most so many rows and bytes have one page, of which an index would repeat the statistics.
+_PAGE_ROWS = 20_000
+_PAGE_BYTES = 1024 * 1024
 _CODECS = {"uncompressed": "none"}
 _DIGEST_CHARS = 32
 
@@ -68,11 +73,16 @@ def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, 
     """Encode tables of one schema as one Parquet file, in their order. There must be a table, which may be empty.
 
     `rows`: the expected number of rows, which only affects the choice of encodings. The file is written to `path`, or
-    into memory for None. Raises pyarrow.ArrowException, and OSError for the path.
+    into memory for None. Floats have statistics if `tables` is a sequence, or they fit into a row group: otherwise
+    later rows may have NaN. Raises pyarrow.ArrowException, and OSError for the path.
     """
     row_groups = _row_groups(tables, settings.spec.row_group_rows)
     first = next(row_groups)
-    options = _options(settings, first, max(rows, first.num_rows))
+    is_whole = first.num_rows < settings.spec.row_group_rows
+    all_rows = [first] if is_whole else tables if isinstance(tables, Sequence) else None
+    options = _options(settings, first, max(rows, first.num_rows)) | {
+        "write_statistics": _columns_with_bounds(first.schema, all_rows)
+    }
     if path is None:
         buffer = pa.BufferOutputStream()
         written = _write(buffer, chain([first], row_groups), options, settings.spec.row_group_rows)
@@ -125,7 +135,7 @@ def _options(settings: ParquetSettings, first: pa.Table, rows: int) -> dict[str,
         "column_encoding": dict(plan.encodings) or None,
         "store_schema": False,  # readers shall map the types of Parquet, as those of files from other writers
         "store_decimal_as_integer": True,
-        "write_page_index": True,
+        "write_page_index": rows > _PAGE_ROWS or first.nbytes > _PAGE_BYTES,
         "bloom_filter_options": filter_options(
             first.schema, settings.spec.bloom_filters, min(first.num_rows, settings.spec.row_group_rows)
         ),
@@ -144,6 +154,29 @@ def _sorting_columns(schema: pa.Schema, sort_by: Sequence[str]) -> Sequence[pq.S
             break
         names.append((column, "ascending"))
     return pq.SortingColumn.from_ordering(schema, names, null_placement="at_end") if names else None
+
+
+def _columns_with_bounds(schema: pa.Schema, all_rows: Sequence[pa.Table] | None) -> bool | list[str]:
+    """Return the Parquet paths of the columns without NaN, or True for all columns. None: the rows are not known."""
+    floats = [field.name for field in schema if _has_floats(field.type)]
+    unbounded = {
+        name for name in floats if all_rows is None or any(_has_nan(c) for t in all_rows for c in t[name].chunks)
+    }
+    return not unbounded or [path for path, column in leaf_columns(schema) if column not in unbounded]
+
+
+def _has_floats(type_: pa.DataType) -> bool:
+    return pa.types.is_floating(type_) or any(_has_floats(type_.field(n).type) for n in range(type_.num_fields))
+
+
+def _has_nan(array: pa.Array) -> bool:
+    if pa.types.is_floating(array.type):
+        return bool(pc.any(pc.is_nan(array)).as_py())
+    if pa.types.is_struct(array.type):
+        return any(_has_nan(field) for field in array.flatten())
+    if pa.types.is_map(array.type):
+        return _has_nan(array.keys) or _has_nan(array.items)
+    return bool(array.type.num_fields) and _has_nan(array.values)
 
 
 class _HashingFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -44,13 +44,13 @@ def encode_tables(
     """Encode tables as one file, as `encode` does. `statistics`: columns with bounds, and their DuckDB types."""
     bounds = PartBounds(statistics)
 
-    def observed() -> Iterator[pa.Table]:
-        for table in tables:
-            compact = compact_dictionaries(table)
-            bounds.add(compact)
-            yield compact
+    def observed(table: pa.Table) -> pa.Table:
+        compact = compact_dictionaries(table)
+        bounds.add(compact)
+        return compact
 
-    return EncodedPart(encode(observed(), settings, rows=rows, path=path), bounds)
+    read = list(map(observed, tables)) if isinstance(tables, Sequence) else map(observed, tables)
+    return EncodedPart(encode(read, settings, rows=rows, path=path), bounds)
 
 
 def write_query(

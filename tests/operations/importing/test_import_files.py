@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from datetime import date, datetime
 from functools import partial
@@ -223,6 +224,25 @@ def test_files_are_imported_from_another_store(local: Place, s3: Place, way: str
     assert stored(source) == before
     assert table.verify(deep=True).unchecked_parts == 0, "what went through this machine has a digest"
     assert not table.import_files(beside(there), storage_options=there.storage_options).commit.committed
+
+
+def test_rows_with_nan_of_another_writer_are_found(local: Place) -> None:
+    """The statistics of other writers omit NaN, which is the greatest number of DuckDB."""
+    source = f"{beside(local)}/a.parquet"
+    put_files(beside(local), {"a.parquet": [{"n": n, "x": math.nan if n == 3 else 1.0} for n in range(9)]}, {})
+    imported, inserted = (
+        create(local),
+        Table.create(f"{local.uri}-inserted", insert_query="SELECT * FROM _rows WHERE x > 5"),
+    )
+    imported.import_files(source)
+    inserted.insert(source)
+    for table in (imported, inserted):
+        assert table.query("SELECT n FROM t WHERE x > 5").fetchall() == [(3,)]
+    assert imported.query("SELECT count(*), sum(n) FROM t WHERE x = 1 OR x < 0").fetchall() == [(8, 33)]
+    imported.insert([{"n": 9, "x": math.nan}])
+    assert imported.query("SELECT n FROM t WHERE x > 5 ORDER BY n").fetchall() == [(3,), (9,)]
+    imported.merge()
+    assert imported.query("SELECT n FROM t WHERE x > 5 ORDER BY n").fetchall() == [(3,), (9,)]
 
 
 @pytest.mark.sampled(cases=1)
