@@ -16,7 +16,7 @@ from pathlib import Path
 __all__: list[str] = []
 
 # Packages of extras, which DuckDB and pyarrow would load if they are installed.
-EXTRAS = ("numpy", "pandas", "polars")
+EXTRAS = ("pandas", "polars")
 
 
 def _memory_bytes() -> int:

@@ -17,7 +17,8 @@ from benchmarks.experiments.lab import FULL_SCAN, Lab, counted, million_bytes
 from benchmarks.harness.figures import Finding
 from icedb import Table
 from icedb.format.table_spec import Compression, TableSpec
-from icedb.sql.connections import copy_statement
+from icedb.sql.connections import ROWS_PER_BATCH
+from icedb.writer.encoding.parquet_encoder import INSERT_LEVEL, ParquetSettings, encode
 
 __all__ = ["compressions", "part_sizes", "row_groups", "sort_orders", "types"]
 
@@ -145,8 +146,9 @@ def _memory_of_writing(source: str, target: Path, row_group_rows: int) -> int:
         con.execute(f"SET threads = {os.cpu_count()}; SET enable_progress_bar = false")
         con.execute(f"SELECT count(*) FROM read_parquet('{source}')").fetchall()
         before = _memory("VmRSS")
-        query = f"SELECT * FROM read_parquet('{source}')"
-        con.execute(copy_statement(query, target, TableSpec(row_group_rows=row_group_rows), level=1))
+        settings = ParquetSettings(source, TableSpec(row_group_rows=row_group_rows), INSERT_LEVEL)
+        batches = con.sql(f"SELECT * FROM read_parquet('{source}')").to_arrow_reader(ROWS_PER_BATCH)
+        encode(map(pa.Table.from_batches, ([batch] for batch in batches)), settings, rows=row_group_rows, path=target)
     target.unlink()
     return _memory("VmHWM") - before
 
@@ -166,22 +168,22 @@ def compressions(lab: Lab) -> list[Finding]:
     with duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         con.register("events", lab.some)
-        con.execute(f"CREATE TABLE staged_events AS FROM events ORDER BY {', '.join(SORT_BY)}")
-        con.execute(f"CREATE TABLE staged_readings AS {_READINGS.format(rows=lab.some.num_rows)}")
-        return [finding for kind in ("events", "readings") for finding in _compressions(lab, con, kind)]
+        events = con.sql(f"FROM events ORDER BY {', '.join(SORT_BY)}").to_arrow_table()
+        readings = con.sql(_READINGS.format(rows=lab.some.num_rows)).to_arrow_table()
+        return [*_compressions(lab, con, "events", events), *_compressions(lab, con, "readings", readings)]
 
 
-def _compressions(lab: Lab, con: duckdb.DuckDBPyConnection, kind: str) -> list[Finding]:
+def _compressions(lab: Lab, con: duckdb.DuckDBPyConnection, kind: str, rows: pa.Table) -> list[Finding]:
     paths = {name: lab.folder / f"{kind}-{name.replace(' ', '-')}.parquet" for name in CODECS}
-    columns = con.table(f"staged_{kind}").columns
 
     def write(name: str) -> object:
         codec, level = CODECS[name]
-        statement = copy_statement(f"FROM staged_{kind}", paths[name], TableSpec(compression=codec), level=level)
-        return con.execute(statement).fetchall()[0][1]
+        paths[name].unlink(missing_ok=True)
+        settings = ParquetSettings(kind, TableSpec(compression=codec), level or INSERT_LEVEL)
+        return encode([rows], settings, rows=rows.num_rows, path=paths[name]).rows
 
     def read(name: str) -> object:
-        figures = ", ".join(f"max({c})" for c in columns)
+        figures = ", ".join(f"max({c})" for c in rows.schema.names)
         return con.execute(f"SELECT {figures} FROM read_parquet('{paths[name]}')").fetchall()
 
     written = lab.turns("compression", f"writing {kind}", {name: partial(write, name) for name in CODECS})
