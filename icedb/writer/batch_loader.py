@@ -6,6 +6,7 @@ values.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +21,7 @@ from icedb.sql.connections import RESERVED, quote_name, quote_text
 from icedb.sql.types import check_columns, checked_type, describe
 from icedb.sql.user_queries import UserQuery, check_output
 from icedb.util.arrow_offsets import copy_nested_slices
+from icedb.util.lru_cache import LruCache
 from icedb.writer.arrow_rows import BYTES_MAX, ROWS_AT_A_TIME, one_chunk
 
 __all__ = [
@@ -51,6 +53,10 @@ _SHORT_DIVISOR = 2
 _HELD_DIVISOR = 4
 # Of a longer stream, the memory divided by this is loaded at a time.
 _PIECE_DIVISOR = 16
+
+# The DuckDB types of Arrow schemas, because the batches of a table are alike.
+_described: LruCache[bytes, dict[str, str]] = LruCache(256)
+_lock = threading.Lock()
 
 
 def held_bytes_max(memory_bytes: int) -> int:
@@ -375,14 +381,22 @@ def _chosen(columns: Mapping[str, str], table: str) -> str:
 def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: str) -> dict[str, str]:
     if not schema.names:
         return {}
+    key = schema.serialize().to_pybytes()  # equality of schemas ignores the names of extension types in metadata
+    with _lock:
+        types = _described.get(key)
+    if types is not None:
+        return dict(types)
     try:
         con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
-        return describe(con, f"SELECT * FROM {PREFIX}shape")
+        types = describe(con, f"SELECT * FROM {PREFIX}shape")
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedType(
             f"{table}: the batch has a column of a type that DuckDB does not have: {reason}"
         ) from None
+    with _lock:
+        _described.put(key, types)
+    return dict(types)
 
 
 def _fill(arrow: pa.DataType, batch_type: Any, table_type: Any) -> str:

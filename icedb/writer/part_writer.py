@@ -20,7 +20,7 @@ from icedb.sources.batch import Batch
 from icedb.storage.obstore_store import ObjectExists, ObjectStore
 from icedb.util.clock import Clock
 from icedb.util.progress import Advance, progress
-from icedb.util.thread_pool import start_thread_pool
+from icedb.util.thread_pool import SynchronousExecutor, start_thread_pool
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.encoding.parquet_encoder import EncodedFile
 from icedb.writer.encoding.parquet_file import EncodedPart
@@ -81,14 +81,15 @@ def put_parts(stage: StagedBatch, *, store: ObjectStore, clock: Clock, part_byte
     context = stage.context
     ranges = stage.ranges if part_bytes is None else split_ranges(stage, part_bytes)
     keys = [context.location.keys.part(r.partition, context.job + clock.new_id()) for r in ranges]
+    groups = list(_groups(list(zip(keys, ranges, strict=True)), _GROUP_ROWS if stage.is_encodable else 0))
     begun: list[str] = []
     with (
         progress("writing parts", sum(r.rows for r in ranges), "rows") as advance,
-        start_thread_pool(stage.threads) as encoding,
-        start_thread_pool(CONCURRENT_PUTS) as putting,
+        # To start a thread takes longer than to encode a small part.
+        start_thread_pool(stage.threads) if len(groups) > 1 else SynchronousExecutor() as encoding,
+        start_thread_pool(CONCURRENT_PUTS) if len(ranges) > 1 else SynchronousExecutor() as putting,
     ):
         writing = _Writing(stage, store, putting, begun, advance)
-        groups = _groups(list(zip(keys, ranges, strict=True)), _GROUP_ROWS if stage.is_encodable else 0)
         writes = [encoding.submit(writing.write, group) for group in groups]
         try:
             wait(writes, return_when=FIRST_EXCEPTION)

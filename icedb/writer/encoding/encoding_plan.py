@@ -27,7 +27,9 @@ __all__ = ["SAMPLE_ROWS", "EncodingPlan", "leaf_columns", "plan_encodings"]
 
 #: The number of adjacent rows that are encoded on trial.
 SAMPLE_ROWS = 4_096
-# The plan of a smaller sample is not kept, because later batches may be larger.
+# To try the encodings of a smaller sample takes longer than to encode it.
+_TRIED_ROWS_MIN = 128
+# The plan of a smaller sample is not kept, because other parts of few rows differ from it.
 _KEPT_ROWS_MIN = 1_024
 # Tables, each with the plans of few sizes of parts.
 _KEPT_MAX = 256
@@ -51,8 +53,17 @@ _lock = threading.Lock()
 def plan_encodings(table: str, sample: pa.Table, part_rows: int) -> EncodingPlan:
     """Return the encodings for parts of about `part_rows` rows. `sample` has adjacent rows of a part, in its order.
 
+    Without a trial, a few rows have delta-encoded integers and times, and no dictionary, which would take more space.
     The plan of a table (by its address) and its columns is kept for parts of similar size.
     """
+    if sample.num_rows < _TRIED_ROWS_MIN:
+        flat = {field.name: field.type for field in sample.schema if not field.type.num_fields}
+        packed = {
+            path: encoding
+            for path, column in leaf_columns(sample.schema)
+            if column in flat and (encoding := _packed_encoding(flat[column])) is not None
+        }
+        return EncodingPlan((), packed)
     key = (table, *sample.schema.names, *map(str, sample.schema.types), part_rows.bit_length() // 2)
     with _lock:
         plan = _kept.get(key)
@@ -69,6 +80,8 @@ def leaf_columns(schema: pa.Schema) -> list[tuple[str, str]]:
 
     Paths that two columns have (`a.b`, and the field `b` of `a`) are omitted, because options cannot distinguish them.
     """
+    if not any(type_.num_fields for type_ in schema.types):
+        return [(name, name) for name in schema.names]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches([], schema), sink, store_schema=False)
     stored = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
