@@ -7,16 +7,19 @@ and may add new ones. Conflicts are detected before anything is written.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Literal
 
 import duckdb
+import pyarrow as pa
 
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
-from icedb.sql.connections import connect_sandbox, quote_name, quote_text, read_file
+from icedb.sql.connections import RESERVED, connect_sandbox, quote_name, quote_text, read_file
 from icedb.sql.expressions import is_type
 from icedb.sql.sandbox_pool import scratch_connection
+from icedb.util.lru_cache import LruCache
 from icedb.util.temporary_files import temporary_folder
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "check_sort_columns",
     "checked_type",
     "describe",
+    "describe_arrow",
     "new_columns",
     "storage_type",
     "type_name",
@@ -49,6 +53,10 @@ _LOSSY = {
     "GEOMETRY": "BLOB (WKB)",
     "NULL": "the type that it will have",
 }
+_SHAPE = f"{RESERVED}shape"
+# The types of Arrow schemas, because the batches of a table are alike.
+_described: LruCache[bytes, dict[str, str]] = LruCache(256)
+_lock = threading.Lock()
 # The maximum length of a type in a message, in characters.
 _TYPE_CHARS_MAX = 200
 # Quoted names and texts, except `"NULL"`, which is how DuckDB writes its type of null.
@@ -126,6 +134,24 @@ def _canonical_type(text: str) -> str | None:
 def describe(con: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
     """Return column -> DuckDB type of a query, without running it."""
     return {str(name): str(type_) for name, type_, *_ in con.execute(f"DESCRIBE {select}").fetchall()}
+
+
+def describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
+    """Return column -> DuckDB type of rows with an Arrow schema. Raises DuckDB's errors if a type has none."""
+    if not schema.names:
+        return {}
+    key = schema.serialize().to_pybytes()  # equality of schemas ignores the names of extension types in metadata
+    with _lock:
+        types = _described.get(key)
+    if types is None:
+        con.register(_SHAPE, pa.RecordBatchReader.from_batches(schema, []))
+        try:
+            types = describe(con, f"SELECT * FROM {_SHAPE}")
+        finally:
+            con.unregister(_SHAPE)
+        with _lock:
+            _described.put(key, types)
+    return dict(types)
 
 
 def check_columns(batch: Mapping[str, str], table_columns: Mapping[str, str], *, table: str) -> None:

@@ -6,7 +6,6 @@ values.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,10 +17,9 @@ import pyarrow as pa
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption, InvalidQuery, UnsupportedType
 from icedb.sources.batch import Batch
 from icedb.sql.connections import RESERVED, quote_name, quote_text
-from icedb.sql.types import check_columns, checked_type, describe
+from icedb.sql.types import check_columns, checked_type, describe, describe_arrow
 from icedb.sql.user_queries import UserQuery, check_output
 from icedb.util.arrow_offsets import copy_nested_slices
-from icedb.util.lru_cache import LruCache
 from icedb.writer.arrow_rows import BYTES_MAX, ROWS_AT_A_TIME, one_chunk
 
 __all__ = [
@@ -53,10 +51,6 @@ _SHORT_DIVISOR = 2
 _HELD_DIVISOR = 4
 # Of a longer stream, the memory divided by this is loaded at a time.
 _PIECE_DIVISOR = 16
-
-# The DuckDB types of Arrow schemas, because the batches of a table are alike.
-_described: LruCache[bytes, dict[str, str]] = LruCache(256)
-_lock = threading.Lock()
 
 
 def held_bytes_max(memory_bytes: int) -> int:
@@ -318,7 +312,7 @@ def load_batch(
     schema = batch.stream.schema
     _check_names(schema.names, table)
     casts = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in batch.types.items()}
-    types = {**_describe_arrow(con, schema, table), **casts}
+    types = {**_described(con, schema, table), **casts}
     columns: dict[str, str] = {}
     untyped: list[str] = []
     for column in schema:
@@ -378,25 +372,14 @@ def _chosen(columns: Mapping[str, str], table: str) -> str:
     return quote_name(PARTITION_COLUMN) if type_ else ""
 
 
-def _describe_arrow(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: str) -> dict[str, str]:
-    if not schema.names:
-        return {}
-    key = schema.serialize().to_pybytes()  # equality of schemas ignores the names of extension types in metadata
-    with _lock:
-        types = _described.get(key)
-    if types is not None:
-        return dict(types)
+def _described(con: duckdb.DuckDBPyConnection, schema: pa.Schema, table: str) -> dict[str, str]:
     try:
-        con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
-        types = describe(con, f"SELECT * FROM {PREFIX}shape")
+        return describe_arrow(con, schema)
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedType(
             f"{table}: the batch has a column of a type that DuckDB does not have: {reason}"
         ) from None
-    with _lock:
-        _described.put(key, types)
-    return dict(types)
 
 
 def _fill(arrow: pa.DataType, batch_type: Any, table_type: Any) -> str:

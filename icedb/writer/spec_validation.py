@@ -17,7 +17,7 @@ from icedb.format.table_spec import SchemaPolicy, TableSpec, check_spec
 from icedb.sql.merge_strategies import MERGED, check_aggregated_types, check_batch_columns, check_merging
 from icedb.sql.partition_expressions import parse_partition_by, partition_expressions, partition_types
 from icedb.sql.sandbox_pool import scratch_connection
-from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, checked_type, describe, storage_type
+from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, checked_type, describe_arrow, storage_type
 from icedb.sql.user_queries import check_query
 from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX
 from icedb.writer.encoding.bloom_filters import check_bloom_filters
@@ -35,8 +35,7 @@ def declared_columns(schema: DeclaredSchema, *, table: str) -> dict[str, str]:
     """Return column -> DuckDB type. Raises InvalidOption unless `schema` is a dict of texts or an Arrow schema."""
     if isinstance(schema, pa.Schema):
         with scratch_connection() as con:
-            con.register(f"{PREFIX}shape", pa.RecordBatchReader.from_batches(schema, []))
-            return describe(con, f"SELECT * FROM {PREFIX}shape")
+            return describe_arrow(con, schema)
     if isinstance(schema, Mapping) and all(isinstance(t, str) for pair in schema.items() for t in pair):
         return dict(schema)
     raise InvalidOption(
