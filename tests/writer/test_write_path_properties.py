@@ -296,7 +296,7 @@ def check_merges(monkeypatch: pytest.MonkeyPatch, way: str, data: st.DataObject,
         fits, streams = MERGES[way]
         with monkeypatch.context() as patch:
             patch.setattr(MergeInputs, "fit", lambda *_: fits)
-            patch.setattr(arrow_merge, "_ROW_GROUPS_SHARE", 0 if streams else 1 << 60)
+            patch.setattr(arrow_merge, "_PAGES_SHARE", 0 if streams else 1 << 60)
             patch.setattr(arrow_merge, "_BATCH_ROWS_MAX", 37)
             table.merge()
         parts = table.snapshot().parts

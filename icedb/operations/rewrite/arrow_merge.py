@@ -29,9 +29,14 @@ _COPIES = 3
 _OFFSET_BYTES = 4
 _BATCH_ROWS_MAX = 65_536
 _SAMPLE_ROWS = 256
-# The shares of the memory for batches of all parts, and for the row groups from which they are read, as divisors.
-_BATCHES_SHARE = 8
-_ROW_GROUPS_SHARE = 4
+# The shares of the memory for batches of all parts, which are copied some times, and for the pages from which they are
+# read, as divisors.
+_BATCHES_SHARE = 64
+_PAGES_SHARE = 4
+# A column is read through a buffer. Its pages in files of Arrow and of Java have about a MiB, and so have dictionaries.
+_BUFFER_BYTES = 128 * 1024
+_PAGES_BYTES = 2 * 1024 * 1024
+_SMALL_PAGES = ("parquet-cpp", "parquet-mr")
 
 
 class UnsortedParts(Exception):
@@ -62,14 +67,22 @@ class MergeInputs:
         return self.bytes * _COPIES <= memory_bytes
 
     def can_stream(self, memory_bytes: int) -> bool:
-        """Whether a k-way merge is possible: Python can compare the values, and a row group of each part fits."""
+        """Whether a k-way merge is possible: Python can compare the values, and pages of each part fit."""
         is_flat = not any(self.schema.field(column).type.num_fields for column in self.sort_by)
-        largest = sum(max(_row_group_sizes(f), default=0) for f in self.files)
-        return bool(self.sort_by) and is_flat and largest * _ROW_GROUPS_SHARE <= memory_bytes
+        return bool(self.sort_by) and is_flat and sum(map(_page_bytes, self.files)) * _PAGES_SHARE <= memory_bytes
 
 
 def _row_group_sizes(file: pq.ParquetFile) -> list[int]:
     return [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
+
+
+def _page_bytes(file: pq.ParquetFile) -> int:
+    """Return an upper bound of the memory from which a batch of a file is read: pages of each column."""
+    groups = [file.metadata.row_group(n) for n in range(file.num_row_groups)]
+    columns = range(file.metadata.num_columns)
+    chunks = [max((group.column(n).total_uncompressed_size for group in groups), default=0) for n in columns]
+    limit = _PAGES_BYTES if file.metadata.created_by.startswith(_SMALL_PAGES) else max(chunks, default=0)
+    return sum(min(chunk, limit) + _BUFFER_BYTES for chunk in chunks)
 
 
 def _width(type_: pa.DataType) -> int:
@@ -105,7 +118,10 @@ def open_inputs(
 
 
 def _open(path: str, metadata: pq.FileMetaData | None = None, dictionaries: Iterable[str] = ()) -> pq.ParquetFile:
-    return pq.ParquetFile(path, metadata=metadata, read_dictionary=list(dictionaries), arrow_extensions_enabled=True)
+    return pq.ParquetFile(
+        path, metadata=metadata, read_dictionary=list(dictionaries), arrow_extensions_enabled=True, pre_buffer=False,
+        buffer_size=_BUFFER_BYTES,
+    )  # fmt: skip
 
 
 def _has_types(stored: pa.Schema, types: Mapping[str, pa.DataType | None]) -> bool:
@@ -157,6 +173,8 @@ def merge_sorted(con: duckdb.DuckDBPyConnection, inputs: MergeInputs, memory_byt
     while active := [run for run in runs if run.fill()]:
         bound = min(run.key(-1) for run in active)
         piece = pa.concat_tables(run.take_until(bound) for run in active)
+        if not piece.num_rows:  # the last row of an unsorted batch is before its other rows
+            raise UnsortedParts
         order = row_order(con, None, [piece[column].combine_chunks() for column in inputs.sort_by])
         piece = piece if order is None else piece.take(pa.array(order))
         first = _key(piece, 0, inputs.sort_by)
