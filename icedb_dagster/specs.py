@@ -1,7 +1,7 @@
 """Asset definitions of tables: what the catalog shows of a table before its first event.
 
-An asset that programs outside Dagster fill can be observed. Its data version is the id of the newest snapshot, so
-Dagster knows which downstream assets are out of date.
+An asset that programs outside Dagster fill can be observed. Its data version changes with the rows, so Dagster knows
+which downstream assets are out of date.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 
+from icedb_dagster.metadata.data_versions import data_version
 from icedb_dagster.metadata.table_metadata import KINDS, table_metadata
 from icedb_dagster.resource import IceDBResource
 
@@ -68,8 +69,8 @@ def observable_table(
 ) -> dg.AssetsDefinition:
     """Return an observable asset for a table that programs outside Dagster fill.
 
-    An observation has the snapshot's id as its data version, and the table's figures as metadata. It costs as much as
-    opening the table. No part is opened.
+    An observation has a data version, which changes with the rows but not with a merge (compaction), and the table's
+    figures as metadata. It costs as much as opening the table. No part is opened.
 
     Args:
         key: The asset key, in any form that Dagster accepts.
@@ -86,8 +87,9 @@ def observable_table(
 
     def observe(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
         resource: IceDBResource = getattr(context.resources, resource_key)
-        snapshot = resource.table(asset.key).snapshot()
-        version = dg.DataVersion(snapshot.id)
+        table = resource.table(asset.key)
+        snapshot = table.snapshot()
+        version = data_version(context.instance, asset.key, table, snapshot)
         yield dg.ObserveResult(asset_key=asset.key, data_version=version, metadata=table_metadata(snapshot))
 
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ asset without partitions. `append` adds rows, exactly once for each run, step an
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -22,7 +23,12 @@ from icedb_dagster.io.inputs import Rows, empty, load, type_name
 from icedb_dagster.io.options import AssetOptions, Mode, has_partition_expr, partition_columns
 from icedb_dagster.io.outputs import check_output, is_of_table, transaction, write
 from icedb_dagster.metadata.spark_progress import frame_progress
-from icedb_dagster.metadata.table_metadata import commit_metadata, materialization_metadata
+from icedb_dagster.metadata.table_metadata import (
+    SNAPSHOT_ID,
+    SNAPSHOT_TIME,
+    commit_metadata,
+    materialization_metadata,
+)
 from icedb_dagster.partitioning.alignment import check_alignment
 from icedb_dagster.partitioning.partitions import Selection, select_partitions
 from icedb_dagster.resource import IceDBResource
@@ -157,9 +163,7 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
             return empty(wanted, table=uri)
         where = None if type_name(wanted) == "icedb.Snapshot" else _partitions_of(context, snapshot)
         rows = load(Rows.of(snapshot, where, context.definition_metadata or {}), wanted)
-        # Dagster observes one partition or the whole asset, not several partitions.
-        if not context.has_asset_partitions or len(context.asset_partition_keys) == 1:
-            context.add_input_metadata({"icedb/snapshot_id": snapshot.id, "icedb/snapshot_time_ms": snapshot.as_of_ms})
+        _report_read(context, snapshot)
         return rows
 
     def _uri(self, context: dg.OutputContext | dg.InputContext) -> str:
@@ -242,6 +246,21 @@ def _step(context: dg.OutputContext | dg.InputContext) -> Any:
         return context.step_context
     except dg.DagsterInvariantViolationError:
         return None
+
+
+def _report_read(context: dg.InputContext, snapshot: Snapshot) -> None:
+    """Report the snapshot in the step's outputs.
+
+    Metadata of an input would be an observation of the upstream asset, without a data version.
+    """
+    if (step := _step(context)) is None:
+        return
+    as_of = datetime.fromtimestamp(snapshot.as_of_ms / 1000, UTC)
+    read = {SNAPSHOT_ID: snapshot.id, SNAPSHOT_TIME: as_of.isoformat(timespec="milliseconds")}
+    metadata = {f"icedb/read/{context.asset_key.to_user_string()}": dg.MetadataValue.json(read)}
+    for output in step.op_def.output_defs:
+        if not output.is_dynamic:
+            step.add_output_metadata(metadata, output_name=output.name)
 
 
 def _report(

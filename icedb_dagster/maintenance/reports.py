@@ -7,6 +7,7 @@ import dagster as dg
 import icedb
 from icedb_dagster.maintenance.verbs import MaintenanceReport
 from icedb_dagster.metadata import markdown
+from icedb_dagster.metadata.data_versions import DATA_VERSION_TAG, data_version, recorded_data_version
 from icedb_dagster.metadata.problem_list import problems_table
 from icedb_dagster.metadata.table_metadata import markdown_table, table_metadata
 
@@ -22,8 +23,13 @@ def log_report(
     metadata: dict[str, dg.MetadataValue] = {verb: markdown_table(figures)}
     if report.problems:
         metadata["problems"] = problems_table(report.problems)
-    # A damaged table may have no readable snapshot.
-    of_table = {} if report.failure else table_metadata(table.snapshot())
-    context.log_event(dg.AssetObservation(key, metadata={**metadata, **of_table}))
+    # An observation without a data version would erase that of an observable asset.
+    if report.failure:  # a damaged table may have no readable snapshot
+        version, of_table = recorded_data_version(context.instance, key), {}
+    else:
+        snapshot = table.snapshot()
+        version, of_table = data_version(context.instance, key, table, snapshot).value, table_metadata(snapshot)
+    tags = {} if version is None else {DATA_VERSION_TAG: version}
+    context.log_event(dg.AssetObservation(key, metadata={**metadata, **of_table}, tags=tags))
     if report.failure:
         raise dg.Failure(report.failure, metadata=metadata, allow_retries=False)

@@ -24,6 +24,8 @@ __all__ = [
     "FIRST_PART",
     "KINDS",
     "LOG_FILE",
+    "SNAPSHOT_ID",
+    "SNAPSHOT_TIME",
     "commit_metadata",
     "markdown_table",
     "materialization_metadata",
@@ -41,6 +43,10 @@ COMMIT_TIME = "icedb/commit_time_ms"
 LOG_FILE = "icedb/log_file"
 FIRST_PART = "icedb/first_part"
 
+#: Metadata keys of the snapshot that an event describes: its id, and its time.
+SNAPSHOT_ID = "icedb/snapshot_id"
+SNAPSHOT_TIME = "icedb/snapshot_time"
+
 # A preview is stored with each event, and read on a screen.
 PREVIEW_COLUMNS_MAX = 20
 PREVIEW_CHARACTERS_MAX = 60
@@ -57,8 +63,8 @@ def table_metadata(snapshot: icedb.Snapshot) -> dict[str, dg.MetadataValue]:
         "icedb/partitions": dg.MetadataValue.int(len(snapshot.partitions())),
         "icedb/bytes": dg.MetadataValue.int(snapshot.bytes),
         "icedb/log_files": dg.MetadataValue.int(snapshot.log_files),
-        "icedb/snapshot_id": dg.MetadataValue.text(snapshot.id),
-        "icedb/snapshot_time": dg.MetadataValue.timestamp(snapshot.as_of_ms / 1000),
+        SNAPSHOT_ID: dg.MetadataValue.text(snapshot.id),
+        SNAPSHOT_TIME: dg.MetadataValue.timestamp(snapshot.as_of_ms / 1000),
     }
     if snapshot.rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(snapshot.rows)

@@ -9,6 +9,7 @@ import dagster as dg
 
 from icedb.format.records import Marker, total_rows
 from icedb.transaction.table_handle import Handle
+from icedb_dagster.metadata.data_versions import DATA_VERSION_TAG
 from icedb_dagster.metadata.table_metadata import commit_metadata, table_metadata
 from icedb_dagster.sensors.new_commits import CommitBatch, NewCommit
 from icedb_dagster.sensors.partition_keys import PartitionKeys
@@ -23,8 +24,6 @@ _KINDS: Mapping[Events, type[Event]] = {
     "materialization": dg.AssetMaterialization,
     "observation": dg.AssetObservation,
 }
-# Dagster's own tag: downstream assets are out of date if it changes.
-_DATA_VERSION_TAG = "dagster/data_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def commit_events(
                 asset_key=key,
                 partition=share.partition,
                 metadata={**_metadata(share, handle), **(table_metadata(batch.table) if last else {})},
-                tags={_DATA_VERSION_TAG: batch.table.id} if last else None,
+                tags={DATA_VERSION_TAG: batch.table.id} if last else None,
             )
         )
     return events
@@ -94,10 +93,14 @@ def _metadata(share: _Share, handle: Handle) -> dict[str, dg.MetadataValue]:
     return metadata
 
 
-def gap_event(key: dg.AssetKey, after_ms: int, reason: str) -> dg.AssetObservation:
-    """Return the event that commits after a time (unix milliseconds) are not known individually, with the reason."""
+def gap_event(key: dg.AssetKey, after_ms: int, reason: str, *, version: str | None) -> dg.AssetObservation:
+    """Return the event that commits after a time (unix milliseconds) are not known individually, with the reason.
+
+    `version`: the asset's last data version, which an observation without one would erase.
+    """
     return dg.AssetObservation(
         asset_key=key,
         description=f"Some commits to this table are not reported. {reason}",
         metadata={GAP_AFTER: dg.MetadataValue.int(after_ms)},
+        tags=None if version is None else {DATA_VERSION_TAG: version},
     )

@@ -20,6 +20,7 @@ from icedb.format.change_feed import at_time
 from icedb.format.timing import Timing
 from icedb.transaction.table_handle import Handle
 from icedb.util.clock import SystemClock
+from icedb_dagster.metadata.data_versions import recorded_data_version
 from icedb_dagster.sensors.commit_events import Event, commit_events, gap_event
 from icedb_dagster.sensors.feed_position import FeedPosition, decode, encode
 from icedb_dagster.sensors.new_commits import CommitBatch, read_new_commits
@@ -162,7 +163,10 @@ class _CommitsTick:
         repeated = (before.foreign and after.foreign) or is_gap_recorded(
             self._context.instance, self._key, after_ms=since_ms
         )
-        events = [] if repeated else [gap_event(self._key, since_ms, str(error))]
+        events: list[Event] = []
+        if not repeated:
+            version = recorded_data_version(self._context.instance, self._key)
+            events.append(gap_event(self._key, since_ms, str(error), version=version))
         return dg.SensorResult(
             asset_events=events, skip_reason=f"some commits are unknown. {error}", cursor=encode(after)
         )
