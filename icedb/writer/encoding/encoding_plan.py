@@ -6,7 +6,8 @@ readers decode slowly (DELTA_BYTE_ARRAY) are not tried. The selection is kept fo
 are alike.
 
 A dictionary that does not pay in a sample may pay in a whole row group. The number of distinct values is estimated from
-the repeated values of the sample (as in the birthday problem).
+the values that occur once and twice in the sample, with Chao's estimator (Chao 1984, "Nonparametric estimation of the
+number of classes in a population").
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from icedb.util.lru_cache import LruCache
@@ -153,11 +153,11 @@ def _dictionary_bytes(column: pa.ChunkedArray, sample_bytes: int, plain_bytes: i
     sample_rows = len(column)
     storage = column.combine_chunks()
     storage = storage.storage if isinstance(storage, pa.ExtensionArray) else storage
-    distinct = max(1, pc.count_distinct(storage).as_py())
+    counts = storage.value_counts().field("counts").to_numpy()
+    distinct, once, twice = max(1, len(counts)), int((counts == 1).sum()), int((counts == 2).sum())
     value_bytes = plain_bytes / sample_rows
     index_bytes = max(0.0, sample_bytes - distinct * value_bytes) / sample_rows
-    repeated = sample_rows - distinct
-    # n values of D distinct ones have about n * n / 2D repetitions.
-    estimate = rows if not repeated else min(rows, max(distinct, sample_rows * sample_rows // (2 * repeated)))
+    unseen = once * once // (2 * twice) if twice else once * (once - 1) // 2
+    estimate = min(rows, distinct + unseen)
     growth = max(1, (estimate - 1).bit_length()) / max(1, (distinct - 1).bit_length())
     return float(estimate * value_bytes + rows * index_bytes * growth)
