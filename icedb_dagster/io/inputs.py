@@ -21,7 +21,7 @@ from icedb.errors import IceDBError, InvalidOption, TableNotFound, UnknownColumn
 from icedb.sql.connections import ROWS_PER_BATCH, quote_name
 from icedb.sql.expressions import Expression, parse_expression
 from icedb.sql.predicates import check_predicate
-from icedb_dagster.io.options import plain
+from icedb_dagster.io.options import input_options
 
 __all__ = ["Rows", "empty", "load", "type_name"]
 
@@ -51,7 +51,8 @@ class Rows:
 
         Raises InvalidOption, and UnknownColumn for a column that the table does not have.
         """
-        columns, condition = plain(metadata.get("columns")), plain(metadata.get("where"))
+        options = input_options(metadata, snapshot.table)
+        columns, condition = options.get("columns"), options.get("where")
         if columns is not None and (
             not isinstance(columns, list | tuple) or not columns or not all(isinstance(c, str) for c in columns)
         ):

@@ -16,11 +16,12 @@ from pydantic import Field
 from icedb import Snapshot, Table
 from icedb.errors import InvalidOption, TableNotFound
 from icedb.format.table_spec import ROW_GROUP_ROWS
+from icedb.sources.batch import OnConflict
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn
 from icedb.util.times import parse_as_of
 from icedb_dagster.io.inputs import Rows, empty, load, type_name
-from icedb_dagster.io.options import AssetOptions, Mode, has_partition_expr, partition_columns
+from icedb_dagster.io.options import AssetOptions, Mode, OnEmpty, has_partition_expr, partition_columns
 from icedb_dagster.io.outputs import check_output, is_of_table, transaction, write
 from icedb_dagster.metadata.spark_progress import frame_progress
 from icedb_dagster.metadata.table_metadata import (
@@ -45,7 +46,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     or a snapshot of that table. An input has the type of its annotation: one of the same types, or a pyarrow Table if
     there is no annotation. The metadata of an input may have `columns` and `where`, its run config `as_of`.
 
-    Each field except `icedb` is a default for all assets. `icedb/<field>` in an asset's metadata overrides it. The
+    Each field except `icedb` is a default for all assets. `<field>` or `icedb/<field>` in an asset's metadata overrides
+    it; `mode`, `on_conflict`, `on_empty` and `preview_rows` also in the metadata of a `dg.Output`. The
     fields from `partition_by` on are used only if a table is created; see `icedb.Table.create`.
 
     A partitioned asset needs `partition_expr` in its metadata: the partition column of the table that distinguishes the
@@ -70,9 +72,9 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     """
 
     icedb: dg.ResourceDependency[IceDBResource]
-    mode: str = "overwrite"
-    on_conflict: str = "raise"
-    on_empty: str = "raise"
+    mode: Mode = "overwrite"
+    on_conflict: OnConflict = "raise"
+    on_empty: OnEmpty = "raise"
     preview_rows: int = 5
     partition_by: list[str] = Field(default=[])
     sort_by: list[str] = Field(default=[])
@@ -131,7 +133,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
                 "partitions. Start the run for a partition, or for a range of them."
             )
         defaults = {name: getattr(self, name) for name in type(self).model_fields if name != "icedb"}
-        options = AssetOptions.of(defaults, metadata, partitions, table=uri)
+        of_output = context.output_metadata
+        options = AssetOptions.of(defaults, metadata, partitions, table=uri, of_output=of_output)
         if partitions is None:
             return options, None
         return options, select_partitions(partitions, context.asset_partition_keys, options.columns, table=uri)

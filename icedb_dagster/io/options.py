@@ -2,8 +2,9 @@
 
     @dg.asset(partitions_def=days, metadata={"partition_expr": "day", "sort_by": ["user_id"], "icedb/mode": "append"})
 
-Every field is `icedb/<field>` in the metadata. `partition_expr`, `partition_by` and `sort_by` may omit the prefix. All
-options are checked before a table is created and before a row is read.
+Every field is `icedb/<field>` in the metadata, or the bare name, as in other IO managers of Dagster. A setting of those
+that has no counterpart here is rejected, and the error names what to use. All options are checked before a table is
+created and before a row is read.
 """
 
 import difflib
@@ -21,19 +22,34 @@ from icedb.sql.partition_expressions import parse_partition_by
 from icedb.writer.spec_options import SpecOptions
 from icedb_dagster.partitioning.partitions import ONLY, dimensions
 
-__all__ = ["AssetOptions", "Mode", "OnEmpty", "has_partition_expr", "partition_columns", "plain"]
+__all__ = ["AssetOptions", "Mode", "OnEmpty", "has_partition_expr", "input_options", "partition_columns"]
 
 Mode = Literal["append", "overwrite"]
 OnEmpty = Literal["raise", "clear"]
 
 _PREFIX = "icedb/"
-#: Options that may omit the prefix. Dagster's own IO managers use `partition_expr`, too.
-_PLAIN = ("partition_expr", "partition_by", "sort_by")
 
 #: Options that only metadata may have, because they apply to one table.
 _OF_ASSETS = ("partition_expr", "schema", "merging")
 _OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "bloom_filters", "required", "schema_policy")
 _OPTIONS = ("mode", "on_conflict", "on_empty", "preview_rows", *_OF_TABLES, *_OF_ASSETS)
+
+#: Options of a single output, in the metadata of `dg.Output` or `dg.MaterializeResult`.
+_OF_OUTPUTS = ("mode", "on_conflict", "on_empty", "preview_rows")
+_OF_INPUTS = ("columns", "where")
+
+_KEY = "the asset's key: `key_prefix` and `name` are the table's address below the root"
+#: Settings of other IO managers (dagster-deltalake, -iceberg, -duckdb), and what to use here.
+_ELSEWHERE = {
+    "columns": "the input of the downstream asset: dg.AssetIn(metadata={'columns': [...]})",
+    "overwrite_schema": "'icedb/on_conflict', or Table.alter",
+    "partition_spec_update_mode": "Table.alter(partition_by=...)",
+    "root_name": _KEY,
+    "schema_mode": "'icedb/schema_policy': new columns are added unless it is 'declared'",
+    "schema_update_mode": "'icedb/schema_policy': new columns are added unless it is 'declared'",
+    "upsert_options": "'icedb/merging': icedb.Replacing(...)",
+    "write_mode": "'icedb/mode'",
+}
 
 # The similarity from which a name counts as a misspelled option; 1 is equal.
 _ALIKE = 0.7
@@ -64,13 +80,16 @@ class AssetOptions:
         partitions: dg.PartitionsDefinition | None,
         *,
         table: str,
+        of_output: Mapping[str, Any] | None = None,
     ) -> "AssetOptions":
         """Return the options of an asset with this metadata and these partitions.
 
-        Raises InvalidOption, InvalidPartitionExpression.
+        `of_output`: the metadata of one output, which can override the options of a write. Raises InvalidOption,
+        InvalidPartitionExpression.
         """
         _reject_misspelled(metadata, table)
-        values = {**defaults, **_metadata_options(metadata, table)}
+        _reject_settings_of_others(metadata, table)
+        values = {**defaults, **_metadata_options(metadata, table), **_output_options(of_output or {}, table)}
         expressions = {} if partitions is None else _partition_expressions(values, partitions, table)
         create = _create_options(values, list(expressions.values()), table)
         columns = _names(expressions, table)
@@ -125,15 +144,50 @@ def _reject_misspelled(metadata: Mapping[str, Any], table: str) -> None:
             )
 
 
+def _reject_settings_of_others(metadata: Mapping[str, Any], table: str) -> None:
+    elsewhere = {name: _ELSEWHERE[name] for name in metadata if name in _ELSEWHERE}
+    if isinstance(plain(metadata.get("schema")), str):  # a schema of a database, not the table's columns
+        elsewhere["schema"] = _KEY
+    for name, instead in elsewhere.items():
+        raise InvalidOption(f"{table}: the asset's metadata has '{name}', which is not an option. Use {instead}.")
+
+
 def _metadata_options(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
     """Return the options in the metadata, by their names without the prefix."""
-    twice = [name for name in _PLAIN if name in metadata and _PREFIX + name in metadata]
+    twice = [name for name in _OPTIONS if name in metadata and _PREFIX + name in metadata]
     if twice:
         raise InvalidOption(
             f"{table}: the asset's metadata has both '{twice[0]}' and '{_PREFIX}{twice[0]}'. Remove one of them."
         )
-    keys = {name: name if name in metadata and name in _PLAIN else _PREFIX + name for name in _OPTIONS}
+    keys = {name: name if name in metadata else _PREFIX + name for name in _OPTIONS}
     return {name: plain(metadata[key]) for name, key in keys.items() if key in metadata}
+
+
+def _output_options(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Return the options in the metadata of one output."""
+    for name in _OPTIONS:
+        if _PREFIX + name in metadata and name not in _OF_OUTPUTS:
+            raise InvalidOption(
+                f"{table}: the metadata of the output has '{_PREFIX}{name}', which is an option of the asset. Move it "
+                "to the metadata of the asset."
+            )
+    return {name: value for name, value in _metadata_options(metadata, table).items() if name in _OF_OUTPUTS}
+
+
+def input_options(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Return the options in the metadata of an input. Raises InvalidOption for a name that looks like an option."""
+    options: dict[str, Any] = {}
+    for key, value in metadata.items():
+        name = key.removeprefix(_PREFIX)
+        if name in _OF_INPUTS:
+            options[name] = plain(value)
+        elif name != key or name == "as_of" or difflib.get_close_matches(name, _OF_INPUTS, n=1, cutoff=_ALIKE):
+            as_of = " The time of a read is in the run config of the input: as_of." if name == "as_of" else ""
+            raise InvalidOption(
+                f"{table}: the input's metadata has '{key}', which is not an option. The options are columns and "
+                f"where.{as_of}"
+            )
+    return options
 
 
 def _partition_expressions(

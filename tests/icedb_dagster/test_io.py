@@ -19,6 +19,7 @@ dg = pytest.importorskip("dagster")
 import icedb
 from icedb.errors import (
     EmptyBatch,
+    InvalidArgument,
     InvalidBatch,
     InvalidOption,
     InvalidPartitionExpression,
@@ -311,6 +312,13 @@ def test_options_of_the_asset_override_those_of_the_io_manager(run: AssetRun) ->
         (ONE, {"partition_by": ["random() AS r"]}, "different values for one row"),
         (ONE, {"icedb/compresion": "zstd"}, "which is not an option. Did you mean 'icedb/compression'"),
         (ONE, {"icedb/merging": {"kind": "sum"}}, "'icedb/merging' is"),
+        (ONE, {"mode": "upsert"}, "mode is 'upsert'; give 'append' or 'overwrite'"),
+        (ONE, {"mode": "append", "icedb/mode": "append"}, "has both 'mode' and 'icedb/mode'"),
+        (ONE, {"write_mode": "append"}, "has 'write_mode', which is not an option. Use 'icedb/mode'"),
+        (ONE, {"root_name": "events"}, "has 'root_name', which is not an option. Use the asset's key"),
+        (ONE, {"schema": "raw"}, "has 'schema', which is not an option. Use the asset's key"),
+        (ONE, {"columns": ["n"]}, "has 'columns', which is not an option. Use the input of the downstream asset"),
+        (ONE, {"schema_update_mode": "update"}, "Use 'icedb/schema_policy'"),
         (ONE, {"icedb/on_empty": "clear", "icedb/on_conflict": "quarantine"}, "Set only one of them"),
     ],
 )
@@ -325,9 +333,47 @@ def test_invalid_outputs_are_rejected_before_a_table_is_created(
     assert not Path(lake.uri("bad")).exists()
 
 
+@pytest.mark.parametrize("key", ["mode", "icedb/mode"])
+def test_an_asset_or_one_output_chooses_the_mode(run: AssetRun, key: str) -> None:
+    @dg.asset(metadata={key: "append"})
+    def appended() -> pa.Table:
+        return ONE
+
+    @dg.asset
+    def chosen() -> dg.Output[pa.Table]:
+        return dg.Output(ONE, metadata={key: "append", "icedb/note": "of the run"})
+
+    for _ in range(2):
+        result = run(appended, chosen)
+    assert [rows(run.lake, name) for name in ("appended", "chosen")] == [[(1,), (1,)]] * 2
+    assert metadata_of(result, "chosen")["icedb/mode"] == "append"
+    assert metadata_of(result, "chosen")["icedb/note"] == "of the run"
+
+
+def test_an_output_cannot_choose_options_of_the_asset(lake: IceDBResource) -> None:
+    context = dg.build_output_context(asset_key="bad", output_metadata={"icedb/sort_by": ["n"]})
+    with pytest.raises(InvalidOption, match="'icedb/sort_by', which is an option of the asset"):
+        IceDBIOManager(icedb=lake).handle_output(context, ONE)
+    assert not Path(lake.uri("bad")).exists()
+
+
+@pytest.mark.parametrize("key", ["column", "icedb/column", "filter", "wher", "as_of", "icedb/where_"])
+def test_metadata_of_an_input_that_looks_like_an_option_is_rejected(lake: IceDBResource, key: str) -> None:
+    lake.table_or_create("events").insert(ONE)
+    context = dg.build_input_context(
+        asset_key="events", definition_metadata={key: ["n"]}, dagster_type=dg.PythonObjectDagsterType(pa.Table)
+    )
+    if key == "filter":  # metadata of other tools
+        assert IceDBIOManager(icedb=lake).load_input(context).num_rows == 1
+        return
+    with pytest.raises(InvalidOption, match=f"the input's metadata has '{key}', which is not an option"):
+        IceDBIOManager(icedb=lake).load_input(context)
+
+
 def test_invalid_uses_of_the_io_manager_are_rejected(run: AssetRun) -> None:
-    with pytest.raises(InvalidOption, match="mode is 'replace'"):
-        run(returning("bad", ONE), io={"mode": "replace"})
+    for field in ("mode", "on_conflict", "on_empty"):
+        with pytest.raises(InvalidArgument, match=f"IceDBIOManager: {field}: Input should be"):
+            IceDBIOManager(icedb=run.lake, **{field: "replace"})
 
     @dg.op
     def no_asset() -> int:
