@@ -7,8 +7,10 @@ to the table's prefix.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,6 +37,8 @@ __all__ = [
     "connect_reader",
     "connect_sandbox",
     "copy_statement",
+    "disk_full",
+    "is_disk_full",
     "load_httpfs",
     "lock_reader",
     "memory_bytes_default",
@@ -97,6 +101,20 @@ def quote_text(text: str) -> str:
 def read_file(path: Path | str) -> str:
     """Return a `read_parquet(...)` of one local file, with the columns of the file."""
     return f"read_parquet({quote_text(str(path))}, {PARQUET_OPTIONS})"
+
+
+def is_disk_full(error: duckdb.OutOfMemoryException) -> bool:
+    """Whether DuckDB ran out of memory because it could not spill: its files may use most of the free disk space."""
+    return "failed to offload" in str(error)
+
+
+def disk_full(table: str) -> OSError:
+    """Return the error that the operating system raises on a full disk, with the table and the remedy."""
+    return OSError(
+        errno.ENOSPC,
+        f"No space left on device: {table}: rows that do not fit into memory cannot be spilled to "
+        f"{tempfile.gettempdir()}. Make room there, or set TMPDIR to a larger disk.",
+    )
 
 
 def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption, InvalidQuery, UnsupportedType
 from icedb.sources.batch import Batch
-from icedb.sql.connections import RESERVED, quote_name, quote_text
+from icedb.sql.connections import RESERVED, disk_full, is_disk_full, quote_name, quote_text
 from icedb.sql.types import check_columns, checked_type, describe, describe_arrow
 from icedb.sql.user_queries import UserQuery, check_output
 from icedb.util.arrow_offsets import copy_nested_slices
@@ -340,8 +340,10 @@ def load_batch(
     return incoming
 
 
-def too_little_memory(table: str, error: Exception) -> InvalidOption:
-    """Return the error for a batch that cannot be sorted or written within the memory limit."""
+def too_little_memory(table: str, error: duckdb.OutOfMemoryException) -> InvalidOption | OSError:
+    """Return the error for a batch that cannot be sorted or written within the memory limit, or on a full disk."""
+    if is_disk_full(error):
+        return disk_full(table)
     return InvalidOption(
         f"{table}: memory_bytes is too little for rows as wide as these ({str(error).splitlines()[0]}). Pass more, or "
         "insert fewer rows at a time."

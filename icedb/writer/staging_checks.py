@@ -101,7 +101,7 @@ def partition_path(
     return encode_partition(dict(zip(names, values, strict=True)))
 
 
-def partition_error(context: WriteContext, error: duckdb.Error) -> IceDBError:
+def partition_error(context: WriteContext, error: duckdb.Error) -> IceDBError | OSError:
     """Return the error for rows that DuckDB could not partition and sort."""
     reason = str(error).splitlines()[0]
     if isinstance(error, duckdb.OutOfMemoryException):

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.spark
 
 PROGRAM_SECONDS_MAX = 600
 FULL_BYTES = 8 * 1024 * 1024
+#: More than a quarter of a task's memory. Rows that fit into it are not written to the local disk.
+SPILLED_BYTES = 320 * 1024 * 1024
 
 
 def program(name: str, *arguments: str) -> list[str]:
@@ -163,8 +165,8 @@ def test_a_full_disk_is_one_line(spark_home: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     table = Table.create(tmp_path / "blobs")
-    noise = np.random.default_rng(1).bytes(3 * FULL_BYTES)
-    rows = {"blob": [noise[n : n + 100_000] for n in range(0, len(noise), 100_000)]}
+    noise = np.random.default_rng(1).bytes(SPILLED_BYTES // 8)
+    rows = {"blob": [8 * noise[n : n + 25_000] for n in range(0, len(noise), 25_000)]}  # one task reads the small file
     pq.write_table(pa.table(rows), tmp_path / "blobs.parquet", row_group_size=10)
     arguments = f"--table|{table.uri}|--input|{tmp_path / 'blobs.parquet'}"
     command = submitted(

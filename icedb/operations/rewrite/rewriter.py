@@ -35,6 +35,8 @@ from icedb.sql.connections import (
     ROWS_PER_BATCH,
     connect_reader,
     connect_sandbox,
+    disk_full,
+    is_disk_full,
     memory_bytes_default,
     quote_name,
     renew_access,
@@ -141,6 +143,8 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
             if not self.dry_run:
                 discard(handle.store, keys)
             if isinstance(error, duckdb.OutOfMemoryException):
+                if is_disk_full(error):
+                    raise disk_full(handle.table) from None
                 raise _too_little(handle, memory_bytes, str(error).splitlines()[0]) from None
             if isinstance(error, duckdb.Error | ObjectNotFound):
                 inputs = [p for r in items for p in r.inputs]
