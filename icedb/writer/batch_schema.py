@@ -268,7 +268,7 @@ def _sort_columns(context: WriteContext, columns: Mapping[str, str]) -> list[str
         context.spec.bloom_filters,
         new_columns(columns, context.known_schema),
         table=context.table,
-        known=context.known_schema,
+        other_columns=context.known_schema,
     )
     return check_sort_columns(context.spec.sort_by, columns, context.known_schema, table=context.table)
 

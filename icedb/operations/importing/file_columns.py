@@ -61,7 +61,7 @@ def check_file_columns(
             f"{sorted(columns)}). Correct sort_by."
         )
     check_bloom_filters(
-        spec.bloom_filters, new_columns(columns, table_columns), table=handle.table, known=table_columns
+        spec.bloom_filters, new_columns(columns, table_columns), table=handle.table, other_columns=table_columns
     )
     for file, footer in files:
         of_file = {*footer.columns, *footer.untyped}

@@ -72,15 +72,15 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema | None:
     return None if None in types.values() else pa.schema(types.items())
 
 
-def is_same_type(given: pa.DataType, target: pa.DataType) -> bool:
+def is_same_type(source: pa.DataType, target: pa.DataType) -> bool:
     """Return whether values of a type can be encoded as `target` without a conversion: only the width of offsets,
     the names of list elements, and the name of a time zone may differ."""
-    if given == target:
+    if source == target:
         return True
-    if pa.types.is_large_string(given):
+    if pa.types.is_large_string(source):
         return bool(pa.types.is_string(target))
-    if pa.types.is_large_binary(given):
+    if pa.types.is_large_binary(source):
         return bool(pa.types.is_binary(target))
-    if pa.types.is_timestamp(given) and pa.types.is_timestamp(target):
-        return given.unit == target.unit and (given.tz is None) == (target.tz is None)
+    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
+        return source.unit == target.unit and (source.tz is None) == (target.tz is None)
     return False

@@ -34,22 +34,22 @@ def check_bloom_filters(
     columns: Mapping[str, str],
     *,
     table: str,
-    known: Mapping[str, str] = MappingProxyType({}),
+    other_columns: Mapping[str, str] = MappingProxyType({}),
     may_grow: bool = False,
 ) -> None:
     """Check the columns that shall have filters against `columns`, with their DuckDB types.
 
-    `known`: further columns, whose types are not checked. `may_grow`: other columns may be added. Raises UnknownColumn,
-    and InvalidOption for a type that cannot have a filter.
+    `other_columns`: further columns, whose types are not checked. `may_grow`: a batch may add columns. Raises
+    UnknownColumn, and InvalidOption for a type that cannot have a filter.
     """
     for column in filtered:
         type_ = columns.get(column)
         if type_ is None:
-            if column in known or may_grow:
+            if column in other_columns or may_grow:
                 continue
             raise UnknownColumn(
                 f"{table}: bloom_filters names '{column}', and there is no such column (there are "
-                f"{sorted({**known, **columns})}). Correct bloom_filters, or bring the column."
+                f"{sorted({**other_columns, **columns})}). Correct bloom_filters, or bring the column."
             )
         if type_ not in _TYPES and not _DECIMAL.fullmatch(type_):
             kind = "nested" if type_.endswith((")", "]")) else type_
