@@ -139,10 +139,10 @@ def test_the_search_index_is_local_and_has_the_pages(site: Path) -> None:
 @built
 def test_the_reference_has_signatures_of_every_public_name(site: Path) -> None:
     compressed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
-    known = {line.split(b" ")[0].decode() for line in zlib.decompress(compressed).splitlines()}
+    existing = {line.split(b" ")[0].decode() for line in zlib.decompress(compressed).splitlines()}
     for package in PUBLIC.keys() - {"icedb.testing.simulation"}:
         for name in PUBLIC[package]:
-            assert f"{package}.{name}" in known, name
+            assert f"{package}.{name}" in existing, name
     text = (site / "reference" / "table.html").read_text()
     assert 'id="icedb.Table.insert"' in text
     assert "on_conflict" in text

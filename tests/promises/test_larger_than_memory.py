@@ -50,6 +50,6 @@ def test_a_gibibyte_of_parquet_goes_in_with_half_of_it_in_memory(tmp_path: Path)
     written = Table.open(table)
     assert written.snapshot().bytes >= 1024 * MIB
     sums = "SELECT count(*), sum(id), count(DISTINCT id) FROM {}"
-    [found] = written.query(sums.format("t")).fetchall()
+    [actual] = written.query(sums.format("t")).fetchall()
     rows = FILES * ROWS_PER_FILE
-    assert found == (rows, rows * (rows - 1) // 2, rows)
+    assert actual == (rows, rows * (rows - 1) // 2, rows)

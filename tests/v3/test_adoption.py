@@ -41,9 +41,9 @@ def agree(place: Place, v3: V3Program) -> list[int]:
     """Check that our reader and that of v3 return the same rows, and return their numbers."""
     table = opened(place)
     assert [p.key for p in table.snapshot().parts] == v3.read().live
-    found = numbers(table)
-    assert sorted(row["n"] for row in v3.rows()) == found
-    return found
+    actual = numbers(table)
+    assert sorted(row["n"] for row in v3.rows()) == actual
+    return actual
 
 
 @pytest.fixture

@@ -72,8 +72,8 @@ def test_the_example_program_of_v3_runs_unchanged(s3: Place) -> None:
     assert cleaned == [key]
     assert len(logs) == 2
     assert sorted(parts) == sorted(m.path for m in merged)
-    found = rows_of(ice, "SELECT user_id, count(*), any_value(u), any_value(d) FROM rows GROUP BY 1 ORDER BY 1")
-    assert [(user, n, u, str(d)) for user, n, u, d in found] == [
+    actual = rows_of(ice, "SELECT user_id, count(*), any_value(u), any_value(d) FROM rows GROUP BY 1 ORDER BY 1")
+    assert [(user, n, u, str(d)) for user, n, u, d in actual] == [
         ("user_a", 6, "user_a", "2023-06-07"),
         ("user_b", 2, "user_b", "2023-02-11"),
     ]
@@ -131,7 +131,7 @@ def test_a_cleanup_keeps_objects_younger_than_its_age(s3: Place) -> None:
     before = objects(s3c)
     assert ice.remove_inactive_parts(60_000) == ([], [], [])
     assert objects(s3c) == before
-    assert [len(found) for found in ice.remove_inactive_parts(0)] == [1, 2, 2]
+    assert [len(actual) for actual in ice.remove_inactive_parts(0)] == [1, 2, 2]
 
 
 # ---------------------------------------------------------------------------------------- rows in
@@ -474,8 +474,8 @@ def test_a_host_name_is_escaped_in_log_file_names(s3: Place, host: str) -> None:
     assert ice.merge()[1] is not None
     files = IceLogIO(host).get_current_log_files(ice.s3c)
     assert len(files) == 3
-    for found in files:
-        name = ice.s3c.table.keys.parse_log_file(found["Key"])
+    for actual in files:
+        name = ice.s3c.table.keys.parse_log_file(actual["Key"])
         assert name.is_ours
         assert "_" not in name.writer
     assert Table.open(s3.uri, storage_options=s3.storage_options).verify().ok
@@ -502,7 +502,7 @@ def test_an_awkward_prefix_works(s3: Place, prefix: str) -> None:
     ice.insert(A)
     ice.insert(A)
     assert ice.merge()[1] is not None
-    assert [len(found) for found in ice.tombstone_cleanup(0)] == [1, 2, 2]
+    assert [len(actual) for actual in ice.tombstone_cleanup(0)] == [1, 2, 2]
     assert rows_of(ice, "SELECT sum(n) FROM rows") == [(6,)]
 
 
@@ -541,7 +541,7 @@ def test_the_log_may_be_in_another_bucket(s3: Place) -> None:
     assert ice.merge()[1] is not None
     reader = client(s3, s3bucket=bucket, s3prefix="deep/log")
     assert [len(alive(reader)), len(markers(log)), log_files(reader)] == [1, 3, 3]
-    assert [len(found) for found in ice.tombstone_cleanup(0)] == [1, 2, 2]
+    assert [len(actual) for actual in ice.tombstone_cleanup(0)] == [1, 2, 2]
     assert rows_of(ice, "SELECT count(*) FROM rows") == [(4,)]
     assert {key.split("/")[-2] for key in objects(log)} == {"_log", "_claims"}
     other = program(s3, s3_client=client(s3, s3prefix="another/table"), log_s3_client=reader)
@@ -657,7 +657,7 @@ def test_v3_programs_see_the_same_rows_at_every_stage(s3: Place) -> None:
     assert len(ice.rewrite_partition("p=raw b", "SELECT p, n + 100 AS n FROM _rows")[2]) == 2
     assert agreed() == [("a", 1), ("a", 2), ("a", 7), ("b", 3), ("raw b", 108), ("raw b", 109), ("raw b", 110)]
     v3.insert({"p=raw b": [{"p": "raw b", "n": 11}]}, {"p": "VARCHAR", "n": "BIGINT"})
-    assert ice.remove_partitions(lambda found: [p for p in found if p == "p=raw b"])[2] == 2
+    assert ice.remove_partitions(lambda actual: [p for p in actual if p == "p=raw b"])[2] == 2
     assert agreed() == [("a", 1), ("a", 2), ("a", 7), ("b", 3)]
     ice.tombstone_cleanup(0)
     v3.insert({"p=a": [{"p": "a", "n": 12}]}, {"p": "VARCHAR", "n": "BIGINT"})

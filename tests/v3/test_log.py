@@ -107,8 +107,8 @@ def test_no_log_files_is_an_error_without_arguments() -> None:
                                   "get_log_file_info", "FileMarkerFromJSON", "LogTombstoneFromJSON",
                                   "LogMetadataFromJSON"])  # fmt: skip
 def test_the_names_are_those_of_icedb_too(name: str) -> None:
-    found = getattr(icedb, name)
-    assert found.__name__ == name
+    actual = getattr(icedb, name)
+    assert actual.__name__ == name
     assert name in dir(icedb)
 
 

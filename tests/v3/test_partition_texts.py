@@ -30,9 +30,9 @@ def quoting(row: Any) -> str:
 
 def texts(ice: IceDBv3) -> list[str]:
     """Return the partition texts that a program reads."""
-    shown: list[str] = []
-    ice.remove_partitions(lambda found: shown.extend(found) or [])  # type: ignore[func-returns-value]
-    return shown
+    displayed: list[str] = []
+    ice.remove_partitions(lambda actual: displayed.extend(actual) or [])  # type: ignore[func-returns-value]
+    return displayed
 
 
 def paths(ice: IceDBv3) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_program_that_quotes_its_text_goes_on_with_its_partition(s3: Place, u:
     ice.tombstone_cleanup(0)
     assert (texts(ice), paths(ice)) == ([text], [text])
     assert rows_of(ice, "SELECT n FROM rows ORDER BY n") == [(11,), (12,), (13,)]
-    assert ice.remove_partitions(lambda found: [p for p in found if p == text])[2] == 1
+    assert ice.remove_partitions(lambda actual: [p for p in actual if p == text])[2] == 1
 
 
 @pytest.mark.s3
@@ -146,7 +146,7 @@ def test_arguments_have_the_names_of_v3(s3: Place) -> None:
     ice.insert([{"p": "a", "n": 1}])
     key, _, _ = ice.rewrite_partition(target_partition="p=a", filter_query="SELECT p, n + 1 AS n FROM _rows")
     assert key in {f["Key"] for f in log.get_current_log_files(s3client=ice.s3c)}
-    assert ice.remove_partitions(removal_func=lambda found: found, max_files=5)[2] == 1
+    assert ice.remove_partitions(removal_func=lambda actual: actual, max_files=5)[2] == 1
     keys = log.read_at_max_time(s3client=ice.s3c, timestamp=now_ms() + 10)[3]
     assert len(log.read_log_forward(s3client=ice.s3c, log_files=keys)[1]) == 2
     more = FileMarker(f"{ice.s3c.s3prefix}/_data/p=z/x.parquet", now_ms(), 1)

@@ -428,13 +428,13 @@ def test_the_instance_of_dagster_home_is_read(project: Path, tmp_path: Path, mon
     assert [f.status for f in examined(project)["storage"]] == ["problem"]
 
     (home / "dagster.yaml").write_text(storage.replace(password, "topsecret") + rest)
-    (told,) = examined(project)["instance"]
-    assert "password authentication failed" in told.found
-    assert "topsecret" not in told.found
+    (reported,) = examined(project)["instance"]
+    assert "password authentication failed" in reported.found
+    assert "topsecret" not in reported.found
     (home / "dagster.yaml").write_text(storage.replace("postgres_url", "postgres_address"))
-    (told,) = examined(project)["instance"]
-    assert "postgres_address" in told.found
-    assert password not in told.found
+    (reported,) = examined(project)["instance"]
+    assert "postgres_address" in reported.found
+    assert password not in reported.found
     (home / "dagster.yaml").write_text("run_coordinator: {module: dagster, class: NoSuchCoordinator}\n")
     assert "NoSuchCoordinator" in examined(project)["instance"][0].found
     (home / "dagster.yaml").write_text("storage: {postgres: {postgres_url: {env: NOT_SET}}}\n")

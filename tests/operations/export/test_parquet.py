@@ -79,8 +79,8 @@ def test_parts_are_copied_as_they_are(place: Any) -> None:
     if place.kind != "memory":
         check_same(table, target, types=TYPES)
     if place.kind == "local":
-        found = ds.dataset(target, partitioning="hive").to_table()
-        assert texts(found, ["n", "place"]) == texts(table.query("SELECT n, place FROM t").to_arrow(), ["n", "place"])
+        actual = ds.dataset(target, partitioning="hive").to_table()
+        assert texts(actual, ["n", "place"]) == texts(table.query("SELECT n, place FROM t").to_arrow(), ["n", "place"])
 
 
 @pytest.mark.s3
@@ -212,8 +212,8 @@ def test_a_partition_column_that_rows_have_is_read_from_the_files(local: Any) ->
     table.insert([{"k": k, "n": n} for n, k in enumerate([1, 2, None])])
     target = f"{local.uri}-out"
     table.export_parquet(target)
-    found = pq.read_table(target, partitioning=None)
-    assert texts(found, ["k", "n"]) == texts(table.query("FROM t").to_arrow(), ["k", "n"])
+    actual = pq.read_table(target, partitioning=None)
+    assert texts(actual, ["k", "n"]) == texts(table.query("FROM t").to_arrow(), ["k", "n"])
     assert hive(table, target, "").num_rows == 3
 
 

@@ -258,9 +258,9 @@ def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, d
     for key, body in bodies.items():
         store.create(key, body)
     report = table.verify(deep=deep)
-    found = {(p.kind, p.key) for p in report.problems}
+    actual = {(p.kind, p.key) for p in report.problems}
     digests = {("part_digest", broken.key), ("part_digest", cut.key)} if deep else set()
-    assert found == digests | {
+    assert actual == digests | {
         ("damaged_part", broken.key),
         ("part_size", cut.key),
         ("damaged_part", cut.key),
@@ -430,9 +430,9 @@ def test_harmless_damage_is_a_warning(table: Table, clocked: ClockedStore, damag
 
 
 def foreign(report: VerifyReport) -> list[str]:
-    found = [p for p in report.problems if p.kind == "foreign_maintenance"]
-    assert all("stop it" in p.message and "restore the log files" in p.message for p in found)
-    return [p.key for p in found]
+    actual = [p for p in report.problems if p.kind == "foreign_maintenance"]
+    assert all("stop it" in p.message and "restore the log files" in p.message for p in actual)
+    return [p.key for p in actual]
 
 
 def test_two_log_files_of_one_epoch_are_foreign_maintenance(table: Table, clocked: ClockedStore) -> None:

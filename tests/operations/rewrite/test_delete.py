@@ -85,8 +85,8 @@ def test_a_predicate_over_partition_columns_opens_no_part(clocked: ClockedStore,
     create_table(clocked, clock, partition_by=["n % 3 AS rest"]).insert([{"n": n} for n in range(9)])
     store = FaultyStore(clocked)
     table = open_table(store, clock)
-    found = find_rows(table.handle, table.snapshot().parts, "rest = 2 OR rest IS NULL", table.schema())
-    assert list(found.rows.values()) == [3]
+    actual = find_rows(table.handle, table.snapshot().parts, "rest = 2 OR rest IS NULL", table.schema())
+    assert list(actual.rows.values()) == [3]
     assert not [r for r in store.requests if "_data/" in r.keys[0]]
     report = table.delete("rest >= 1")
     assert (report.removed_parts, report.rewritten_parts) == (2, 0)
@@ -331,8 +331,8 @@ def test_a_rewrite_that_lost_a_row_is_not_published(clocked: ClockedStore, clock
 def test_a_wrong_row_count_in_a_marker_stops_a_deletion(clocked: ClockedStore, clock: ManualClock) -> None:
     table = world(clocked, clock)
     [key] = [k for k, f in table.handle.read().files.items() if f.file.epoch]
-    found = table.handle.read().files[key].file
-    wrong = msgspec.structs.replace(found, markers=tuple(msgspec.structs.replace(m, rows=9) for m in found.markers))
+    actual = table.handle.read().files[key].file
+    wrong = msgspec.structs.replace(actual, markers=tuple(msgspec.structs.replace(m, rows=9) for m in actual.markers))
     del clocked.objects[key]
     clocked.create(key, encode(wrong))
     with pytest.raises(InvariantViolated, match="2 rows instead of 9"):

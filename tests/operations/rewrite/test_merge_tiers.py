@@ -43,8 +43,8 @@ def parts(*sizes: int) -> list[Part]:
     return [Part(f"table/_data/p=0/{n:04}.parquet", "", "p=0", size, None, n) for n, size in enumerate(sizes)]
 
 
-def plan(found: Sequence[Part], tier: int) -> MergePlan:
-    return plan_merge(found, tiers={"p=0": tier})
+def plan(actual: Sequence[Part], tier: int) -> MergePlan:
+    return plan_merge(actual, tiers={"p=0": tier})
 
 
 def taken(*sizes: int, tier: int) -> list[list[int]]:
@@ -108,17 +108,17 @@ def test_few_parts_remain_and_are_not_merged_again(sizes: list[int], tier: int) 
 @pytest.mark.long
 @given(st.integers(20_000, 3 * MB))
 def test_each_row_is_written_once_for_each_limit_above_its_part(size: int) -> None:
-    found: dict[str, tuple[Part, int]] = {}
+    actual: dict[str, tuple[Part, int]] = {}
     most = 0
     for number in range(600):
-        found[f"{number}"] = Part(f"{number}", "", "p=0", size, None, number), 0
+        actual[f"{number}"] = Part(f"{number}", "", "p=0", size, None, number), 0
         if number % 10 == 9:
-            for group in plan([p for p, _ in found.values()], HOT).groups:
-                often = 1 + max(found.pop(p.key)[1] for p in group.inputs)
+            for group in plan([p for p, _ in actual.values()], HOT).groups:
+                often = 1 + max(actual.pop(p.key)[1] for p in group.inputs)
                 most = max(most, often)
-                found[f"{number}m"] = Part(f"{number}m", "", "p=0", group.bytes, None, number), often
+                actual[f"{number}m"] = Part(f"{number}m", "", "p=0", group.bytes, None, number), often
     assert most <= math.ceil(math.log(PART_BYTES_MAX / size, HOT)) + (size < TINY_BYTES)
-    assert len(found) < TieredMerge().hot_parts + 600 * size / PART_BYTES_MAX
+    assert len(actual) < TieredMerge().hot_parts + 600 * size / PART_BYTES_MAX
 
 
 # ------------------------------------------------------------------------------------------ the log
@@ -156,13 +156,13 @@ class TieredWorld:
         return [Marker(self.handle.keys.part(r.partition, self.clock.new_id()), r.bytes, 0, rows=1) for r in rewrites]
 
     def live(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        actual: dict[str, int] = {}
         state = self.handle.read(everything=True)
         assert {m.key for m in state.live} == live_to_v3_readers(state)
         for marker in state.live:
             partition = self.handle.partition(marker)
-            found[partition] = found.get(partition, 0) + marker.bytes
-        return found
+            actual[partition] = actual.get(partition, 0) + marker.bytes
+        return actual
 
 
 def test_a_merge_leaves_a_log_file_that_names_many_other_parts_and_cleanup_forgets_them_later() -> None:

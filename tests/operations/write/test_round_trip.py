@@ -105,9 +105,9 @@ def plain(value: Any) -> Any:
 
 
 def rows_of(table: Table, schema: pa.Schema) -> list[dict[str, Any]]:
-    found = table.query("SELECT * EXCLUDE (d) FROM t ORDER BY id").to_arrow_table()
-    assert set(found.column_names) == set(schema.names)
-    return [plain(row) for row in found.select(schema.names).to_pylist()]
+    actual = table.query("SELECT * EXCLUDE (d) FROM t ORDER BY id").to_arrow_table()
+    assert set(actual.column_names) == set(schema.names)
+    return [plain(row) for row in actual.select(schema.names).to_pylist()]
 
 
 def check(rows: pa.Table, place: Place) -> None:

@@ -351,8 +351,8 @@ def test_an_error_has_its_place_and_no_secret(case: str, tmp_path: Path) -> None
     assert message.startswith(f"{path}: ")
     assert message.endswith(".")
     assert [w for w in words if w not in message] == [], message
-    shown = "".join(traceback.format_exception(raised.value))
-    assert "sEcReT" not in shown
+    displayed = "".join(traceback.format_exception(raised.value))
+    assert "sEcReT" not in displayed
 
 
 def test_the_parts_of_the_invalid_files_are_valid(tmp_path: Path) -> None:

@@ -1036,8 +1036,10 @@ def test_the_store_is_unchanged(world: AttackedProxy) -> None:
 
 def test_the_process_is_the_same_and_its_memory_is_bounded(world: AttackedProxy) -> None:
     assert world.proxy.alive()
-    shown = subprocess.run(["ps", "-o", "rss=", "-p", str(world.proxy.process.pid)], capture_output=True, check=True)
-    assert int(shown.stdout) * 1024 < RSS_BYTES_MAX
+    displayed = subprocess.run(
+        ["ps", "-o", "rss=", "-p", str(world.proxy.process.pid)], capture_output=True, check=True
+    )
+    assert int(displayed.stdout) * 1024 < RSS_BYTES_MAX
     assert "Traceback" not in world.proxy.errors()
     assert not [
         s for s in (ACME.secret, RIVAL.secret, world.lake.server.secret_access_key) if s in world.proxy.errors()
