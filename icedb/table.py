@@ -282,6 +282,7 @@ class Table:
         txn: Txn | None = None,
         on_conflict: OnConflict = "raise",
         memory_bytes: int | None = None,
+        partitions_max: int | None = None,
         dry_run: bool = False,
     ) -> Commit | WritePlan:
         """Append rows, in one commit.
@@ -302,6 +303,8 @@ class Table:
                 Commit counts both.
             memory_bytes: The memory that sorting may use before it spills to disk. The default is half of the memory of
                 the machine or container.
+            partitions_max: Reject rows that are in more partitions of the table, or of one of its views. None: no
+                limit.
             dry_run: Check all rows and write nothing. Rows are read, transformed by the insert query, partitioned and
                 sorted. Parquet is not encoded, and views are not fed.
 
@@ -310,6 +313,7 @@ class Table:
 
         Raises:
             SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch: The rows do not fit. Nothing is visible.
+            TooManyPartitions: The rows are in more than `partitions_max` partitions. Nothing is visible.
             InvalidQuery, InvalidPartitionExpression, InvalidPartitionValue: A query or expression of the table fails on
                 the rows. Nothing is visible.
             StaleView: The rows are committed, but a view of the table lacks them.
@@ -321,7 +325,7 @@ class Table:
         """
         if txn is not None:
             txn = check_txn(txn, table=self.uri)
-        options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes)
+        options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes, partitions_max=partitions_max)
         if dry_run:
             return plan_write(self._handle, data, replaces=False, txn=txn, **options)
         if is_spark_frame(data):
@@ -355,6 +359,7 @@ class Table:
         partitions: Sequence[str] | str | None = None,
         on_conflict: OnConflict = "raise",
         memory_bytes: int | None = None,
+        partitions_max: int | None = None,
         dry_run: bool = False,
     ) -> Commit | WritePlan:
         """Replace live parts with these rows, in one exclusive commit.
@@ -367,6 +372,7 @@ class Table:
                 columns. None replaces the whole table. Rows outside of these partitions are rejected.
             on_conflict: As for `insert`.
             memory_bytes: As for `insert`.
+            partitions_max: As for `insert`.
             dry_run: As for `insert`.
 
         Returns:
@@ -381,7 +387,7 @@ class Table:
         """
         if partitions is not None:
             check_chosen(self._handle, partitions)
-        options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes)
+        options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes, partitions_max=partitions_max)
         if dry_run:
             return plan_write(self._handle, data, replaces=True, partitions=partitions, **options)
         if is_spark_frame(data):

@@ -39,7 +39,7 @@ from icedb.errors import (
     UnsupportedStore,
 )
 from icedb.operations.commits.publish import publish_append
-from icedb.operations.write.insert import BatchLimits, Unpublished, discard_views_and_quarantine, write_unpublished
+from icedb.operations.write.insert import Unpublished, discard_views_and_quarantine, write_unpublished
 from icedb.operations.write.views import publish_views
 from icedb.sources.batch import OnConflict
 from icedb.sql.types import new_columns
@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_NO_LIMITS = BatchLimits()
 # Each attempt means that another writer has just committed ids.
 _SEQUENCES_MAX = 200
 _WAIT_FIRST_SECONDS = 0.1
@@ -91,7 +90,8 @@ class Committer:
         self,
         handle: Handle,
         *,
-        limits: BatchLimits = _NO_LIMITS,
+        partitions_max: int | None = None,
+        columns_max: int | None = None,
         on_conflict: OnConflict,
         memory_bytes: int | None,
         ids: Ids | None,
@@ -100,7 +100,8 @@ class Committer:
     ) -> None:
         """Create a committer. Once `give_up` is set, it retries nothing."""
         self._handle = handle
-        self._limits = limits
+        self._partitions_max = partitions_max
+        self._columns_max = columns_max
         self._on_conflict = on_conflict
         self._memory_bytes = memory_bytes
         self._ids = ids
@@ -225,7 +226,8 @@ class Committer:
                 rows,
                 on_conflict=self._on_conflict,
                 memory_bytes=self._memory_bytes,
-                limits=self._limits,
+                partitions_max=self._partitions_max,
+                columns_max=self._columns_max,
             )
         except Exception as error:
             if _is_at_fault(error) or not isinstance(error, IceDBError):

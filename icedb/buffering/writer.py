@@ -27,7 +27,6 @@ from icedb.buffering.room import Room, Ticket
 from icedb.buffering.submissions import Acknowledged, AcknowledgementFuture, BufferStats, Rows, Submission, measured
 from icedb.errors import BufferFull, InvalidOption, WriterClosed
 from icedb.format.timing import DAY_MS
-from icedb.operations.write.insert import BatchLimits
 from icedb.sources.batch import OnConflict
 from icedb.sql.connections import MIB, check_write_memory
 from icedb.table import Table
@@ -121,7 +120,8 @@ class BufferedWriter:
         self._give_up = threading.Event()
         self._committer = Committer(
             handle,
-            limits=BatchLimits(partitions_max, columns_max),
+            partitions_max=partitions_max,
+            columns_max=columns_max,
             on_conflict=on_conflict,
             memory_bytes=memory_bytes,
             ids=self._ids,

@@ -22,6 +22,7 @@ class WriteOptions(TypedDict, total=False):
 
     on_conflict: OnConflict
     memory_bytes: int | None
+    partitions_max: int | None
 
 
 #: The number of rows that are converted to Arrow at a time: enough to hide the cost of a call, and small in memory.

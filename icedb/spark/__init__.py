@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from icedb.operations.write.spark_frames import Distribution
     from icedb.reader.snapshot import Snapshot
     from icedb.spark.datasource.options import Overwrite
     from icedb.spark.read_frames import ReadEngine
-    from icedb.spark.write_frames import Distribution
     from icedb.transaction.append import Commit
     from icedb.transaction.idempotent_append import Txn
     from icedb.util.times import AsOf
@@ -88,10 +88,11 @@ def write(
         icedb.spark.write(df, "s3://lake/events", distribution="partition")
     """
     from icedb.spark import write_frames
+    from icedb.table import Table
 
     return write_frames.write(
         frame,
-        uri,
+        Table.open(uri, storage_options=storage_options),
         overwrite=overwrite,
         partitions=partitions,
         distribution=distribution,
@@ -99,7 +100,6 @@ def write(
         txn=txn,
         part_bytes=part_bytes,
         memory_bytes=memory_bytes,
-        storage_options=storage_options,
     )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 from pyspark.sql import DataFrame
 
 from icedb.errors import InvalidOption
 from icedb.operations.write.spark_errors import explained_of_frame
-from icedb.operations.write.spark_frames import append_frame, check_frame, overwrite_frame, size_options
+from icedb.operations.write.spark_frames import Distribution, append_frame, check_frame, overwrite_frame, size_options
 from icedb.spark.datasource.options import Overwrite, write_options
 from icedb.spark.datasource.type_mapping import arrow_schema
 from icedb.spark.distribution import distribute
@@ -23,18 +22,14 @@ from icedb.transaction.table_handle import Handle
 from icedb.writer.batch_loader import PARTITION_COLUMN
 from icedb.writer.staging import check_batch
 
-__all__ = ["Distribution", "write"]
+__all__ = ["write"]
 
 logger = logging.getLogger(__name__)
-
-#: `none`: no shuffle. `partition`: a shuffle gives each task a range of partitions. `auto`: one of the two by the
-#: rules of `icedb.spark.distribution_choice.choose_distribution`.
-Distribution = Literal["auto", "none", "partition"]
 
 
 def write(
     frame: DataFrame,
-    uri: str | os.PathLike[str],
+    table: Table,
     *,
     overwrite: Overwrite | None,
     partitions: Sequence[str] | str | None,
@@ -43,10 +38,9 @@ def write(
     txn: Txn | None,
     part_bytes: int | None,
     memory_bytes: int | None,
-    storage_options: Mapping[str, str] | None,
+    partitions_max: int | None = None,
 ) -> Commit:
     """Write a frame; see `icedb.spark.write`."""
-    table = Table.open(uri, storage_options=storage_options)
     _check(table.uri, overwrite, partitions, distribution, txn)
     if txn is not None:
         txn = check_txn(txn, table=table.uri)
@@ -66,7 +60,14 @@ def write(
         except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
             raise explained_of_frame(error, table=table.uri) from None
     if overwrite is None:
-        return append_frame(table.handle, frame, txn=txn, memory_bytes=memory_bytes, part_bytes=part_bytes)
+        return append_frame(
+            table.handle,
+            frame,
+            txn=txn,
+            memory_bytes=memory_bytes,
+            part_bytes=part_bytes,
+            partitions_max=partitions_max,
+        )
     return overwrite_frame(
         table.handle,
         frame,
@@ -74,6 +75,7 @@ def write(
         dynamic=overwrite == "dynamic",
         memory_bytes=memory_bytes,
         part_bytes=part_bytes,
+        partitions_max=partitions_max,
     )
 
 

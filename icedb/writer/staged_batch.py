@@ -29,6 +29,7 @@ __all__ = [
     "StagedBatch",
     "lacking_columns",
     "staged_names",
+    "too_many_partitions",
 ]
 
 #: The columns of a quarantine table.
@@ -36,6 +37,14 @@ QUARANTINE_COLUMNS = {"quarantined_at": "TIMESTAMP WITH TIME ZONE", "source": "V
                       "row": "VARCHAR"}  # fmt: skip
 #: The column with the reason in the table of rejected rows.
 MISFIT = f"{PREFIX}misfit"
+
+
+def too_many_partitions(table: str, partitions: int, partitions_max: int) -> TooManyPartitions:
+    """Return the error of rows in too many partitions."""
+    return TooManyPartitions(
+        f"{table}: the rows lie in {partitions} partitions, and {partitions_max} are allowed at a time. Nothing was "
+        "written. Send rows of fewer partitions at a time."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +91,7 @@ class StagedBatch:
     def check_partitions(self, partitions_max: int | None) -> None:
         """Raise TooManyPartitions if the rows are in more partitions (None: no limit)."""
         if partitions_max is not None and len(self.ranges) > partitions_max:
-            raise TooManyPartitions(
-                f"{self.context.table}: the rows lie in {len(self.ranges)} partitions, and {partitions_max} are "
-                "allowed at a time. Nothing was written. Send rows of fewer partitions at a time."
-            )
+            raise too_many_partitions(self.context.table, len(self.ranges), partitions_max)
 
     def read(self, first: int, rows: int) -> Iterator[pa.Table]:
         """Yield adjacent rows as tables with the types of their parts. It is thread-safe.

@@ -49,7 +49,7 @@ class _Sensors(Attributes):
     """The table's sensors."""
 
     maintenance: Choice[bool, _Maintenance] = Field(
-        default=False, description="Starts the table's jobs when they are due."
+        default=True, description="Starts the table's jobs when they are due."
     )
     commits: Choice[bool | Literal["materialization", "observation"], _Commits] = Field(
         default=False, description="Reports commits made outside Dagster, as materializations or observations."
@@ -124,7 +124,9 @@ class TableAttributes(Attributes):
     thresholds: Choice[None, _Thresholds] = Field(
         default=None, description="Limits of the table's figures, for the maintenance sensor and the checks."
     )
-    sensors: Choice[None, _Sensors] = Field(default=None, description="The table's sensors; none by default.")
+    sensors: Choice[None, _Sensors] = Field(
+        default=None, description="The table's sensors; by default the maintenance sensor."
+    )
     checks: Choice[Literal["default"] | None, _Checks] = Field(
         default=None, description="Asset checks: default, or settings by check over the defaults; null: none."
     )

@@ -118,7 +118,7 @@ def _tag(value: object) -> str:
 
 def _sensors(sensors: Any) -> dict[str, Any]:
     wanted = _set_fields(sensors)
-    maintenance, commits = wanted.get("maintenance", False), wanted.get("commits", False)
+    maintenance, commits = wanted.get("maintenance", True), wanted.get("commits", False)
     if isinstance(maintenance, bool):
         maintenance = MaintenanceSensor() if maintenance else None
     if isinstance(commits, bool | str):

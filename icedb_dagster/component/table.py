@@ -33,11 +33,11 @@ class IceDBTable(dg.Component, dg.Resolvable):
     """An IceDB table: its asset, maintenance jobs, schedules, sensors and checks.
 
     The table is `<root>/<key>` of the `IceDBResource` under `resource_key`, which the project defines. With only
-    `table` set, it has the jobs of `build_table_definitions` with their default schedules, stopped.
+    `table` set, it has the jobs of `build_table_definitions` with their sensor and default schedules, stopped.
 
     Example:
         type: icedb_dagster.IceDBTable
-        attributes: {table: events, sensors: {maintenance: true}}
+        attributes: {table: events, ttl: {partition_column: day, keep_days: 90}}
     """
 
     table: dg.AssetKey
@@ -52,7 +52,7 @@ class IceDBTable(dg.Component, dg.Resolvable):
     schedules: Mapping[str, str | None] = field(default_factory=dict)
     #: Replaces the thresholds of the maintenance sensor and the checks.
     thresholds: Thresholds | None = None
-    maintenance_sensor: MaintenanceSensor | None = None
+    maintenance_sensor: MaintenanceSensor | None = field(default_factory=MaintenanceSensor)
     commits_sensor: CommitsSensor | None = None
     checks: TableChecks | None = None
     #: Whether schedules and sensors are started from the beginning.
@@ -110,16 +110,13 @@ class IceDBTable(dg.Component, dg.Resolvable):
         if self.thresholds is not None:
             maintenance = maintenance and replace(maintenance, thresholds=self.thresholds)
             checks = checks and replace(checks, thresholds=self.thresholds)
-        if self.running:
-            maintenance = maintenance and replace(maintenance, running=True)
-            commits = commits and replace(commits, running=True)
         crons: dict[str, Any] = {f"{job}_cron": cron for job, cron in self.schedules.items()}
         return build_table_definitions(
             self.table,
             ttl=self.ttl,
             engine=self.engine,
             lock=self.lock,
-            schedules_running=self.running,
+            running=self.running,
             maintenance_sensor=maintenance,
             commits_sensor=commits,
             checks=checks,

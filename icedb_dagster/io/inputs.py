@@ -5,9 +5,10 @@ Dataset, a LazyFrame, a RecordBatchReader, a relation and a Spark frame are lazy
 """
 
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import NoneType, UnionType
 from typing import Any
 
 import duckdb
@@ -23,7 +24,7 @@ from icedb.sql.expressions import Expression, parse_expression
 from icedb.sql.predicates import check_predicate
 from icedb_dagster.io.options import input_options
 
-__all__ = ["Rows", "empty", "load", "type_name"]
+__all__ = ["Rows", "empty", "is_optional", "load", "spark_session", "type_name"]
 
 # Names for messages: the module paths of DuckDB's and Arrow's types are private.
 _SUPPORTED_TYPES = (
@@ -37,16 +38,19 @@ class Rows:
     """Selected rows of a snapshot.
 
     `where` is a predicate over the partition columns. `columns` and `condition` come from the input's metadata. For
-    each of the three, None selects everything.
+    each of the three, None selects everything. `session` returns the Spark session for a DataFrame.
     """
 
     snapshot: Snapshot
     where: str | None
     columns: Sequence[str] | None
     condition: Expression | None
+    session: Callable[[], Any]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, where: str | None, metadata: Mapping[str, Any]) -> "Rows":
+    def of(
+        cls, snapshot: Snapshot, where: str | None, metadata: Mapping[str, Any], session: Callable[[], Any]
+    ) -> "Rows":
         """Select rows as the metadata of an `AssetIn` requests with `columns` and `where`.
 
         Raises InvalidOption, and UnknownColumn for a column that the table does not have.
@@ -76,7 +80,7 @@ class Rows:
         if parsed is not None and existing:
             visible = snapshot.visible_partitions
             check_predicate(parsed.sql, snapshot.schema, visible, table=snapshot.table, at_once=True)
-        return cls(snapshot, where, columns, parsed)
+        return cls(snapshot, where, columns, parsed, session)
 
     @property
     def is_whole(self) -> bool:
@@ -163,14 +167,42 @@ def empty(wanted: Any, *, table: str) -> Any:
 def type_name(wanted: Any) -> str:
     """Return a supported type as `package.Name`, or the text of an unsupported one.
 
-    An input without annotation is a pyarrow Table.
+    An input without annotation is a pyarrow Table. `Optional[...]` has the name of the type in it.
     """
+    if is_optional(wanted):
+        wanted = next(t for t in typing.get_args(wanted) if t is not NoneType)
     if wanted in (Any, type(None), None):
         return "pyarrow.Table"
     if wanted is list or typing.get_origin(wanted) is list:
         return "list"
     names = map(_short_name, getattr(wanted, "__mro__", ()))
     return next((name for name in names if name in (*_LOADERS, "icedb.Snapshot")), str(wanted))
+
+
+def is_optional(wanted: Any) -> bool:
+    """Return whether an annotation is `Optional[...]` of one type."""
+    arguments = typing.get_args(wanted)
+    return typing.get_origin(wanted) in (typing.Union, UnionType) and len(arguments) == 2 and NoneType in arguments
+
+
+def spark_session(resources: Iterable[object], *, table: str) -> Any:
+    """Return the session of the first resource that has one, or the active session of the process.
+
+    A lazy resource starts its session. Raises InvalidOption if there is none.
+    """
+    for resource in resources:
+        if (session := getattr(resource, "spark_session", None)) is not None:
+            return session
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except (PySparkException, RuntimeError):
+        raise InvalidOption(
+            f"{table}: the input is a Spark DataFrame, but no Spark session is running in this step. Give the asset or "
+            "the IO manager a PySparkResource: IceDBIOManager(..., pyspark=PySparkResource(spark_config={}))."
+        ) from None
 
 
 def _short_name(type_: type) -> str:
@@ -210,18 +242,10 @@ def _lazy_frame(rows: Rows) -> Any:
 
 
 def _spark_frame(rows: Rows) -> Any:
-    from pyspark.sql import SparkSession
-
     from icedb import spark as icedb_spark
 
     rows.check_of_partitions("DataFrame of Spark")
-    spark = SparkSession.getActiveSession()
-    if spark is None:
-        raise InvalidOption(
-            f"{rows.snapshot.table}: the input is a Spark DataFrame, but no Spark session is running in this step. "
-            "Give the asset a PySparkResource."
-        )
-    return icedb_spark.frame(spark, rows.snapshot, where=rows.predicate, columns=rows.columns)
+    return icedb_spark.frame(rows.session(), rows.snapshot, where=rows.predicate, columns=rows.columns)
 
 
 _EMPTY: Mapping[str, Callable[[pa.Table], Any]] = {

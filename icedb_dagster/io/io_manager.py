@@ -8,27 +8,34 @@ asset without partitions. `append` adds rows, exactly once for each run, step an
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from icedb import Snapshot, Table
-from icedb.errors import InvalidOption, TableNotFound
+from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
 from icedb.format.table_spec import ROW_GROUP_ROWS
+from icedb.operations.write.spark_frames import Distribution
 from icedb.sources.batch import OnConflict
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn
 from icedb.util.times import parse_as_of
-from icedb_dagster.io.inputs import Rows, empty, load, type_name
-from icedb_dagster.io.options import AssetOptions, Mode, OnEmpty, has_partition_expr, partition_columns
+from icedb_dagster.io.dropped_partitions import check_not_dropped
+from icedb_dagster.io.inputs import Rows, empty, is_optional, load, spark_session, type_name
+from icedb_dagster.io.op_outputs import op_output_manager
+from icedb_dagster.io.options import AssetOptions, Mode, OnEmpty, has_partition_expr, on_dropped, partition_columns
 from icedb_dagster.io.outputs import check_output, is_of_table, transaction, write
 from icedb_dagster.metadata.spark_progress import frame_progress
 from icedb_dagster.metadata.table_metadata import (
+    LARGE_METADATA,
+    PARTITION_ROWS,
     SNAPSHOT_ID,
     SNAPSHOT_TIME,
     commit_metadata,
     materialization_metadata,
+    partition_rows,
 )
 from icedb_dagster.partitioning.alignment import check_alignment
 from icedb_dagster.partitioning.partitions import Selection, select_partitions
@@ -44,21 +51,36 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     Accepted outputs: pyarrow Table, RecordBatch, RecordBatchReader and Dataset, frames of pandas, Polars (also lazy)
     and Spark, DuckDB relations, lists of dicts, an `icedb.Snapshot`. An asset that wrote its table itself returns None
     or a snapshot of that table. An input has the type of its annotation: one of the same types, or a pyarrow Table if
-    there is no annotation. The metadata of an input may have `columns` and `where`, its run config `as_of`.
+    there is no annotation. `Optional[...]` is None if there is nothing to load. The metadata of an input may have
+    `columns`, `where` and `on_dropped`, its run config `as_of`.
 
-    Each field except `icedb` is a default for all assets. `<field>` or `icedb/<field>` in an asset's metadata overrides
-    it; `mode`, `on_conflict`, `on_empty` and `preview_rows` also in the metadata of a `dg.Output`. The
-    fields from `partition_by` on are used only if a table is created; see `icedb.Table.create`.
+    Each field except `icedb` and `pyspark` is a default for all assets. `<field>` or `icedb/<field>` in an asset's
+    metadata overrides it, and those before `partition_by` also the metadata of a `dg.Output`. The fields from
+    `partition_by` on are used only if a table is created; see `icedb.Table.create`.
 
     A partitioned asset needs `partition_expr` in its metadata: the partition column of the table that distinguishes the
     asset's partitions. Give one text, or a mapping with one text for each dimension.
 
+    Outputs of ops that are no assets, for example inside of a `dg.graph_asset`, are pickled into the storage folder of
+    the Dagster instance, as Dagster's own default IO manager does.
+
     Args:
+        root: The root of an `IceDBResource` of its own, instead of `icedb`.
+        storage_options: As for `IceDBResource`, with `root`.
+        s3: As for `IceDBResource`, with `root`.
         icedb: The `IceDBResource` with the tables.
+        pyspark: A `PySparkResource` or `LazyPySparkResource` with the session for inputs that are Spark DataFrames. By
+            default it is the session of the asset's own resources, or the active session of the process.
         mode: `overwrite` or `append`.
         on_conflict: The treatment of values that do not fit their column's type; see `icedb.Table.insert`.
-        on_empty: The effect of an overwrite without rows: `raise` an error, or `clear` the partitions.
+        on_empty: The effect of an overwrite without rows: `raise` an error, or `clear` the partitions. `auto` clears
+            the partitions of a partitioned asset, and is an error for a whole table.
         preview_rows: Rows of the preview in the event log; 0 for none.
+        partitions_max: Reject an output whose rows are in more partitions of the table.
+        memory_bytes: The memory that a write may use before it spills to disk, in bytes; for a Spark frame, in each
+            task. The default is half of the memory, divided by the processors: Dagster's multiprocess executor runs a
+            step on each. For a Spark frame it is that of `icedb.spark.write`.
+        distribution: The shuffle before the write of a Spark frame, as for `icedb.spark.write`.
         partition_by: Partition expressions.
         sort_by: Sort columns.
         compression: Compression of the parts.
@@ -68,14 +90,19 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         schema_policy: `open`, or `declared` to reject columns that the table does not declare.
 
     Example:
-        resources = {"io_manager": IceDBIOManager(icedb=IceDBResource(root="s3://lake/events"))}
+        resources = {"io_manager": IceDBIOManager(root="s3://lake/events")}
     """
 
     icedb: dg.ResourceDependency[IceDBResource]
+    # Any resource, because dagster-pyspark is optional.
+    pyspark: dg.ConfigurableResource | None = None  # type: ignore[type-arg]
     mode: Mode = "overwrite"
     on_conflict: OnConflict = "raise"
-    on_empty: OnEmpty = "raise"
+    on_empty: OnEmpty = "auto"
     preview_rows: int = 5
+    partitions_max: int = 1024
+    memory_bytes: int | None = None
+    distribution: Distribution = "auto"
     partition_by: list[str] = Field(default=[])
     sort_by: list[str] = Field(default=[])
     compression: str = "zstd"
@@ -83,6 +110,33 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     bloom_filters: list[str] = Field(default=[])
     required: list[str] = Field(default=[])
     schema_policy: str = "open"
+
+    def __init__(
+        self,
+        *,
+        root: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        s3: Any = None,
+        **fields: Any,
+    ) -> None:
+        """Set the fields. Raises InvalidArgument unless exactly one of `root` and `icedb` locates the tables."""
+        lake = fields.get("icedb")
+        if root is None:
+            if storage_options is not None or s3 is not None:
+                raise InvalidArgument(
+                    f"{type(self).__name__}: storage_options and s3 need root. With icedb=..., set them there."
+                )
+            if not _opens_tables(lake):
+                kind = "missing" if lake is None else f"a {type(lake).__name__}"
+                raise InvalidArgument(
+                    f"{type(self).__name__}: icedb is {kind}, so the tables have no place. Pass "
+                    "root='s3://bucket/prefix', or icedb=IceDBResource(root=...)."
+                )
+        elif lake is not None:
+            raise InvalidArgument(f"{type(self).__name__}: both root and icedb are set. Pass one of them.")
+        else:
+            fields["icedb"] = IceDBResource(root=root, storage_options=dict(storage_options or {}), s3=s3)
+        super().__init__(**fields)
 
     @classmethod
     def input_config_schema(cls) -> Any:
@@ -103,7 +157,10 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
             InvalidOption: The asset's metadata or partitions do not fit the table. Errors of `icedb.Table.insert` and
                 `icedb.Table.overwrite` are raised, too.
         """
-        uri = self._uri(context)
+        if not context.has_asset_key:
+            op_output_manager(context).handle_output(context, obj)
+            return
+        uri = self.icedb.uri(context.asset_key)
         wrote_itself = obj is None or is_of_table(obj, uri)
         options, selection = self._options(context, uri, wrote_itself=wrote_itself)
         if wrote_itself:
@@ -145,7 +202,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         """Load the rows of the upstream asset as the type of the annotation.
 
         The table may be missing if the run depends on none of its partitions. This is the first run of an asset that
-        depends on its own previous partition.
+        depends on its own previous partition. An input annotated as `Optional[...]` is None then, and also if the table
+        exists.
 
         Raises:
             TableNotFound: The table does not exist.
@@ -154,28 +212,41 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
             SnapshotExpired: The table can no longer be read as of that time. Errors of `icedb.Snapshot.query` are
                 raised, too.
         """
-        uri = self._uri(context)
+        if not context.has_asset_key:
+            return op_output_manager(context).load_input(context)
+        uri = self.icedb.uri(context.asset_key)
         as_of = (context.config or {}).get("as_of")
         then_ms = None if as_of is None else parse_as_of(str(as_of), table=uri)
         wanted = context.dagster_type.typing_type
+        if is_optional(wanted) and _is_about_none(context):
+            return None
         try:
             snapshot = self.icedb.table(context.asset_key).snapshot(then_ms)
         except TableNotFound:
+            if is_optional(wanted):
+                return None
             if not _is_about_none(context):
                 raise
             return empty(wanted, table=uri)
+        metadata = context.definition_metadata or {}
         where = None if type_name(wanted) == "icedb.Snapshot" else _partitions_of(context, snapshot)
-        rows = load(Rows.of(snapshot, where, context.definition_metadata or {}), wanted)
+        session = partial(self._spark_session, context, uri)
+        rows = load(Rows.of(snapshot, where, metadata, session), wanted)
         _report_read(context, snapshot)
         return rows
 
-    def _uri(self, context: dg.OutputContext | dg.InputContext) -> str:
-        if not context.has_asset_key:
-            raise InvalidOption(
-                f"{self.icedb.root}: the IO manager stores assets, but '{context.name}' of the op "
-                f"'{context.op_def.name}' is not an asset and has no table. Give it another IO manager."
-            )
-        return self.icedb.uri(context.asset_key)
+    def _spark_session(self, context: dg.InputContext, uri: str) -> Any:
+        step = _step(context)
+        resources = [self.pyspark, *(step.resources._asdict().values() if step is not None else ())]
+        return spark_session(resources, table=uri)
+
+
+def _opens_tables(lake: object) -> bool:
+    """Return whether a value is an `IceDBResource`, or a definition of which Dagster makes one."""
+    if hasattr(lake, "table_or_create") or isinstance(lake, dg.ResourceDefinition):
+        return True
+    of_partial = getattr(lake, "resource_cls", None)  # of configure_at_launch()
+    return isinstance(of_partial, type) and issubclass(of_partial, IceDBResource)
 
 
 def _definition_of(context: dg.OutputContext | dg.InputContext) -> dg.PartitionsDefinition | None:
@@ -195,7 +266,11 @@ def _partitions_of(context: dg.InputContext, snapshot: Snapshot) -> str | None:
     metadata = {**(context.definition_metadata or {}), **((upstream and upstream.definition_metadata) or {})}
     columns = partition_columns(metadata, partitions, table=snapshot.table)
     selection = select_partitions(partitions, context.asset_partition_keys, columns, table=snapshot.table)
-    return _predicate(selection, snapshot) if snapshot.schema else None
+    predicate = _predicate(selection, snapshot) if snapshot.schema else None
+    rejects_dropped = on_dropped(context.definition_metadata or {}, snapshot.table) == "raise"
+    if rejects_dropped and (step := _step(context)) is not None and "as_of" not in (context.config or {}):
+        check_not_dropped(step.instance, context.asset_key, selection, snapshot)
+    return predicate
 
 
 def _is_about_all(context: dg.InputContext) -> bool:
@@ -276,12 +351,31 @@ def _report(
     """Report the table in the materialization, and set its data version unless the asset has set one."""
     predicate = _reported_partitions(snapshot, selection)
     metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
-    if selection is not None and len(selection.keys) > 1:
-        metadata.pop("dagster/partition_row_count", None)  # each partition would show the sum of all
-    context.add_output_metadata({**metadata, **commit_figures})
     step = _step(context)
+    if step is not None and selection is not None and len(selection.keys) > 1:
+        _report_each_partition(context, step, snapshot, selection, metadata)
+    context.add_output_metadata({**metadata, **commit_figures})
     if step is not None and not step.has_data_version(context.asset_key):
         step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
+
+
+def _report_each_partition(
+    context: dg.OutputContext,
+    step: Any,
+    snapshot: Snapshot,
+    selection: Selection,
+    metadata: dict[str, dg.MetadataValue],
+) -> None:
+    """Report the rows of each partition, and what is large in the event of the last one. It leaves `metadata`."""
+    metadata.pop(PARTITION_ROWS, None)  # each partition would show the sum of all
+    large = {name: metadata.pop(name) for name in LARGE_METADATA if name in metadata}
+    for key in selection.keys:
+        of_key = large if key == selection.keys[-1] else {}
+        predicate = _reported_partitions(snapshot, selection.only(key))
+        if predicate is not None:
+            of_key = {**of_key, **partition_rows(snapshot, predicate)}
+        if of_key:
+            step.add_asset_metadata(of_key, asset_key=context.asset_key, partition_key=key)
 
 
 def _reported_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:

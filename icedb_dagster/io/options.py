@@ -17,26 +17,28 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.format.table_spec import Aggregating, Dedup, Merging, Replacing
+from icedb.operations.write.spark_frames import Distribution
 from icedb.sources.batch import OnConflict
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.writer.spec_options import SpecOptions
 from icedb_dagster.partitioning.partitions import ONLY, dimensions
 
-__all__ = ["AssetOptions", "Mode", "OnEmpty", "has_partition_expr", "input_options", "partition_columns"]
+__all__ = ["AssetOptions", "Mode", "OnEmpty", "has_partition_expr", "input_options", "on_dropped", "partition_columns"]
 
 Mode = Literal["append", "overwrite"]
-OnEmpty = Literal["raise", "clear"]
+OnEmpty = Literal["auto", "raise", "clear"]
+OnDropped = Literal["raise", "empty"]
 
 _PREFIX = "icedb/"
 
 #: Options that only metadata may have, because they apply to one table.
 _OF_ASSETS = ("partition_expr", "schema", "merging")
 _OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "bloom_filters", "required", "schema_policy")
-_OPTIONS = ("mode", "on_conflict", "on_empty", "preview_rows", *_OF_TABLES, *_OF_ASSETS)
-
 #: Options of a single output, in the metadata of `dg.Output` or `dg.MaterializeResult`.
-_OF_OUTPUTS = ("mode", "on_conflict", "on_empty", "preview_rows")
-_OF_INPUTS = ("columns", "where")
+_OF_OUTPUTS = ("mode", "on_conflict", "on_empty", "preview_rows", "partitions_max", "memory_bytes", "distribution")
+_OPTIONS = (*_OF_OUTPUTS, *_OF_TABLES, *_OF_ASSETS)
+
+_OF_INPUTS = ("columns", "where", "on_dropped")
 
 _KEY = "the asset's key: `key_prefix` and `name` are the table's address below the root"
 #: Settings of other IO managers (dagster-deltalake, -iceberg, -duckdb), and what to use here.
@@ -69,6 +71,9 @@ class AssetOptions:
     on_conflict: OnConflict
     on_empty: OnEmpty
     preview_rows: int
+    partitions_max: int
+    memory_bytes: int | None
+    distribution: Distribution
     columns: Mapping[str, str]
     create: SpecOptions
 
@@ -97,8 +102,11 @@ class AssetOptions:
         options = cls(
             mode=_choice(values, "mode", get_args(Mode), table),
             on_conflict=cast("OnConflict", _choice(values, "on_conflict", get_args(OnConflict), table)),
-            on_empty=_choice(values, "on_empty", get_args(OnEmpty), table),
+            on_empty=_on_empty(values, table, is_partitioned=bool(expressions)),
             preview_rows=_number(values, "preview_rows", 0, table),
+            partitions_max=_number(values, "partitions_max", 1, table),
+            memory_bytes=None if values["memory_bytes"] is None else _number(values, "memory_bytes", 1, table),
+            distribution=_choice(values, "distribution", get_args(Distribution), table),
             columns=columns,
             create=create,
         )
@@ -184,10 +192,16 @@ def input_options(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
         elif name != key or name == "as_of" or difflib.get_close_matches(name, _OF_INPUTS, n=1, cutoff=_ALIKE):
             as_of = " The time of a read is in the run config of the input: as_of." if name == "as_of" else ""
             raise InvalidOption(
-                f"{table}: the input's metadata has '{key}', which is not an option. The options are columns and "
-                f"where.{as_of}"
+                f"{table}: the input's metadata has '{key}', which is not an option. The options are columns, where "
+                f"and on_dropped.{as_of}"
             )
     return options
+
+
+def on_dropped(metadata: Mapping[str, Any], table: str) -> OnDropped:
+    """Return how an input treats partitions whose rows were dropped: `raise` an error, or read them as `empty`."""
+    values = {"on_dropped": "raise", **input_options(metadata, table)}
+    return cast("OnDropped", _choice(values, "on_dropped", get_args(OnDropped), table))
 
 
 def _partition_expressions(
@@ -209,6 +223,14 @@ def _partition_expressions(
         f'metadata={{"partition_expr": {example}}}, or an expression with a name, such as '
         "\"strftime(ts, '%Y-%m-%d') AS day\"."
     )
+
+
+def _on_empty(values: Mapping[str, Any], table: str, *, is_partitioned: bool) -> OnEmpty:
+    on_empty: OnEmpty = _choice(values, "on_empty", get_args(OnEmpty), table)
+    if on_empty != "auto":
+        return on_empty
+    # A quarantine could take all rows, and then the overwrite would delete without a replacement.
+    return "clear" if is_partitioned and values["on_conflict"] != "quarantine" else "raise"
 
 
 def _names(expressions: Mapping[str, str], table: str) -> dict[str, str]:

@@ -5,18 +5,21 @@ overwrite    replaces the rows of exactly the partitions of the run, or all rows
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from icedb import Snapshot, Table
-from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption
+from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption, TooManyPartitions
 from icedb.operations.write.insert import overwrite
-from icedb.operations.write.spark_frames import is_spark_frame
-from icedb.sql.connections import connect_sandbox, quote_name
+from icedb.operations.write.spark_frames import check_frame, is_spark_frame
+from icedb.sources.batch import WriteOptions
+from icedb.sql.connections import WRITE_MEMORY_BYTES_MIN, connect_sandbox, memory_bytes_default, quote_name
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.query_result import QueryResult
 from icedb.sql.types import describe
@@ -25,6 +28,7 @@ from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn
 from icedb_dagster.io.inputs import type_name
 from icedb_dagster.io.options import AssetOptions
+from icedb_dagster.partitioning.alignment import partitions_limit, time_values_hint
 from icedb_dagster.partitioning.partitions import Selection
 
 __all__ = ["check_output", "is_of_table", "transaction", "write"]
@@ -71,12 +75,33 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
     `Table.insert` and `Table.overwrite` are raised, too.
     """
     data = _rows(table, obj)
-    if options.mode == "append":
-        return table.insert(data, txn=txn, on_conflict=options.on_conflict)
+    limits = WriteOptions(
+        on_conflict=options.on_conflict,
+        memory_bytes=options.memory_bytes or _memory_bytes_of_step(),
+        partitions_max=options.partitions_max,
+    )
     try:
-        return _overwrite(table, data, options, selection)
+        if is_spark_frame(data):
+            return _write_frame(table, data, options, selection, txn)
+        if options.mode == "append":
+            return table.insert(data, txn=txn, **limits)
+        if selection is None:
+            return table.overwrite(data, **limits)
+        return overwrite(
+            table.handle,
+            data,
+            selection.predicate,
+            on_conflict=options.on_conflict,
+            memory_bytes=limits["memory_bytes"],
+            partitions_max=partial(partitions_limit, selection, table.handle.expressions, options.partitions_max),
+        )
+    except TooManyPartitions as error:
+        hint = selection and time_values_hint(selection, table.handle.expressions)
+        raise TooManyPartitions(
+            f"{error} {hint or f'To allow more than {options.partitions_max}, set icedb/partitions_max.'}"
+        ) from None
     except EmptyBatch as error:
-        if error.table != table.uri and not is_spark_frame(obj):
+        if options.mode == "append" or (error.table != table.uri and not is_spark_frame(obj)):
             raise  # the code that produces the rows wrote to another table
         if options.on_empty == "clear":
             return _clear(table, selection)
@@ -100,13 +125,35 @@ def _rows(table: Table, obj: Any) -> Any:
     return obj.query(f"SELECT {selected} FROM t") if selected else pa.table({})
 
 
-def _overwrite(table: Table, data: Any, options: AssetOptions, selection: Selection | None) -> Commit:
-    if selection is None:
-        return table.overwrite(data, on_conflict=options.on_conflict)
-    if is_spark_frame(data):
-        predicate = selection.predicate(_partition_types(table, data))
-        return table.overwrite(data, partitions=predicate, on_conflict=options.on_conflict)
-    return overwrite(table.handle, data, selection.predicate, on_conflict=options.on_conflict)
+def _memory_bytes_of_step() -> int:
+    """Return the memory for a write: Dagster's multiprocess executor runs a step on each processor."""
+    return max(memory_bytes_default() // (os.cpu_count() or 1), WRITE_MEMORY_BYTES_MIN)
+
+
+def _write_frame(
+    table: Table, frame: Any, options: AssetOptions, selection: Selection | None, txn: Txn | None
+) -> Commit:
+    from icedb.spark import write_frames  # imports pyspark, as the asset did
+
+    check_frame(table.handle, options.on_conflict)
+    partitions, limit = None, options.partitions_max
+    if options.mode == "overwrite" and selection is not None:
+        types = _partition_types(table, frame)
+        partitions = selection.predicate(types)
+        limit = partitions_limit(selection, table.handle.expressions, limit, types)
+    whole: Literal["table"] | None = "table" if options.mode == "overwrite" else None
+    return write_frames.write(
+        frame,
+        table,
+        overwrite=whole if partitions is None else "partitions",
+        partitions=partitions,
+        distribution=options.distribution,
+        tasks=None,
+        txn=txn,
+        part_bytes=None,
+        memory_bytes=options.memory_bytes,
+        partitions_max=limit,
+    )
 
 
 def _partition_types(table: Table, frame: Any) -> dict[str, str]:

@@ -67,7 +67,7 @@ def ensure_pool(instance: dg.DagsterInstance, pool: str) -> None:
         ensure_pool(dg.DagsterInstance.get(), icedb_pool("events"))
     """
     storage = instance.event_log_storage
-    if not storage.supports_global_concurrency_limits:
+    if not _has_pools(instance):
         raise PoolNotExclusive(
             f"the pool '{pool}' cannot be a lock: this Dagster instance ({type(storage).__name__}) has no concurrency "
             "pools. Run on an instance with Postgres: icedb-dagster up, or a dagster.yaml with postgres storage."
@@ -84,6 +84,10 @@ def ensure_pool(instance: dg.DagsterInstance, pool: str) -> None:
             raise
 
 
+def _has_pools(instance: dg.DagsterInstance) -> bool:
+    return instance.event_log_storage.supports_global_concurrency_limits
+
+
 def _has_limit_one(instance: dg.DagsterInstance, pool: str) -> bool:
     info = instance.event_log_storage.get_concurrency_info(pool)
     return info.slot_count == 1 and not info.using_default_limit
@@ -94,8 +98,17 @@ def await_pool(context: Context, pool: str) -> None:
 
     This runs in the step before the one that holds the pool. That step could wait itself, but Dagster's in-process
     executor does not sleep while it waits, so each waiting run would use a whole core. Among waiting runs the order is
-    not defined. Priorities apply in the run queue. Raises PoolNotExclusive if the instance has no pools.
+    not defined. Priorities apply in the run queue. On an instance without pools, this logs a warning and returns: the
+    claims in the store then keep the table right.
     """
+    if not _has_pools(context.instance):
+        context.log.warning(
+            "this Dagster instance has no concurrency pools (%s), so '%s' is no lock. Two runs for this table may do "
+            "the same work, and the work of one is discarded. For exclusive runs use an instance with Postgres.",
+            type(context.instance.event_log_storage).__name__,
+            pool,
+        )
+        return
     ensure_pool(context.instance, pool)
     holder = ""
     while others := _other_runs(context, pool):
@@ -116,8 +129,10 @@ def check_pool_held(context: Context, pool: str) -> None:
     """Check that this run alone holds the pool's only slot.
 
     Raises RetryRequested if another run holds it after all; the step then queues up again. Raises PoolNotExclusive if
-    the pool does not admit runs one at a time.
+    the pool does not admit runs one at a time. An instance without pools passes; see `await_pool`.
     """
+    if not _has_pools(context.instance):
+        return
     storage = context.instance.event_log_storage
     info = storage.get_concurrency_info(pool)
     if any(step.assigned_timestamp is not None and step.run_id != context.run.run_id for step in info.pending_steps):

@@ -7,7 +7,7 @@ neither the store nor the instance, and is cheap: a platform has hundreds of tab
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import dagster as dg
@@ -18,6 +18,7 @@ from icedb.operations.rewrite.engine import Engine
 from icedb_dagster.checks import TableChecks, build_table_checks
 from icedb_dagster.locking.table_lock import POOL_TAG, await_pool, check_pool_held, icedb_pool
 from icedb_dagster.maintenance.reports import log_report
+from icedb_dagster.maintenance.schedules import IdleCheck, build_schedule
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.maintenance.verbs import VERBS, MaintenanceTask, MaintenanceVerb, ttl_verb
 from icedb_dagster.resource import IceDBResource, folders_of
@@ -32,17 +33,20 @@ Lock = Literal["pool", "claim"]
 # A job, or an unresolved asset job.
 Job = Any
 
-#: The cron expressions of a table's schedules, by job name. No two jobs of a table start in the same minute.
-CRONS: Mapping[str, str] = {
-    "merge_newest": "*/5 * * * *",
-    "merge_oldest": "7-59/15 * * * *",
-    "merge_log": "13 * * * *",
+#: The cron expressions of a table's schedules, by job name. No two jobs of a table start in the same minute. The
+#: maintenance sensor starts the jobs that have no schedule (None) when they are due.
+CRONS: Mapping[str, str | None] = {
+    "merge_newest": None,
+    "merge_oldest": None,
+    "merge_log": None,
     "checks": "23 * * * *",
-    "cleanup": "33 */6 * * *",
+    "cleanup": None,
     "ttl": "18 3 * * *",
     "orphans": "43 4 * * *",
     "verify": "53 5 * * *",
 }
+
+_SENSOR = MaintenanceSensor()
 
 # The daemon dequeues runs with a higher number first. So does a pool.
 PRIORITY_TAG = "dagster/priority"
@@ -73,29 +77,33 @@ def build_table_definitions(
     ttl_cron: str | None = CRONS["ttl"],
     orphans_cron: str | None = CRONS["orphans"],
     verify_cron: str | None = CRONS["verify"],
-    schedules_running: bool = False,
-    maintenance_sensor: MaintenanceSensor | None = None,
+    running: bool = False,
+    maintenance_sensor: MaintenanceSensor | None = _SENSOR,
     commits_sensor: CommitsSensor | None = None,
     checks: TableChecks | None = None,
     checks_cron: str | None = CRONS["checks"],
     resource_key: str = "icedb",
     spark_resource_key: str = "pyspark",
 ) -> dg.Definitions:
-    """Return a table's maintenance jobs and schedules, with sensors and checks on request.
+    """Return a table's maintenance jobs, and the sensor and schedules that start them, with checks on request.
 
     The jobs are `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl` if
-    `ttl` is given. Each has a schedule `<job>_schedule`. The jobs `_rewrite`, `_delete` and `_restore` have none and
-    are started by hand. A run's config is that of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. The table
-    need not be an asset of these definitions.
+    `ttl` is given. The sensor `<table>_maintenance_sensor` starts merges and cleanups that are due. The other jobs have
+    a schedule `<job>_schedule`. The jobs `_rewrite`, `_delete` and `_restore` have none and are started by hand. A
+    run's config is that of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. The table need not be an asset of
+    these definitions.
+
+    A schedule of a merge, a cleanup or a TTL starts no run if its job has nothing to do. Its tick shows the reason.
 
     Args:
         table: The asset key of the table, in any form that Dagster accepts.
         ttl: A `TimeToLive`, or a function of the open table and the reference time. The function returns the partitions
             to drop: paths, or a predicate over the partition columns.
         engine: `"in_process"`, or `"spark"`: the session of `spark_resource_key` does merges, rewrites and deletions.
-        lock: `"pool"`: jobs that change the table hold the pool `icedb_pool(table)`, and fail on an instance whose
-            pools cannot be locks. `"claim"`: no pool is used, and the claims in the store alone keep the table right.
-            Two runs may then do the same work, and the work of one is discarded.
+        lock: `"pool"`: jobs that change the table hold the pool `icedb_pool(table)`. An instance without pools, as
+            `dagster dev` has without Postgres, works as with `"claim"`, with a warning. `"claim"`: no pool is used, and
+            the claims in the store alone keep the table right. Two runs may then do the same work, and the work of one
+            is discarded.
         merge_newest_cron: Cron expression of the job's schedule, as for the other `_cron` arguments; None: no schedule.
         merge_oldest_cron: As `merge_newest_cron`.
         merge_log_cron: As `merge_newest_cron`.
@@ -103,8 +111,9 @@ def build_table_definitions(
         ttl_cron: As `merge_newest_cron`.
         orphans_cron: As `merge_newest_cron`.
         verify_cron: As `merge_newest_cron`.
-        schedules_running: Whether schedules are started from the beginning.
-        maintenance_sensor: Adds the sensor `<table>_maintenance_sensor`, which starts jobs that are due.
+        running: Whether schedules and sensors are started from the beginning.
+        maintenance_sensor: Settings of the sensor `<table>_maintenance_sensor`; None: no sensor. Then give the merges
+            and the cleanup a cron expression, or start them otherwise.
         commits_sensor: Adds the sensor `<table>_commits_sensor`, which reports commits made outside Dagster.
         checks: Adds the table's asset checks, as `build_table_checks` does, and the job `<table>_checks`.
         checks_cron: As `merge_newest_cron`.
@@ -115,7 +124,7 @@ def build_table_definitions(
         InvalidOption: An argument is invalid.
 
     Example:
-        defs = build_table_definitions("events", ttl=TimeToLive("day", keep_days=90), schedules_running=True)
+        defs = build_table_definitions("events", ttl=TimeToLive("day", keep_days=90), running=True)
     """
     key = dg.AssetKey.from_coercible(table)
     folders_of(key)  # fail now, not when a run opens the table
@@ -143,11 +152,15 @@ def build_table_definitions(
     jobs = {verb.name: _job(plan, verb, lock_op if verb.exclusive else None) for verb in verbs}
     asset_checks = None if checks is None else build_table_checks(key, checks, resource_key=resource_key)
     started: dict[str, Job] = {**jobs, **({} if asset_checks is None else {"checks": _checks_job(plan, asset_checks)})}
-    scheduled = [(started[verb], cron) for verb, cron in crons.items() if verb in started and cron is not None]
+    scheduled = {name: cron for name, cron in crons.items() if name in started and cron is not None}
+    by_name = {verb.name: verb for verb in verbs if verb.may_be_idle}
     return dg.Definitions(
         jobs=[*started.values()],
-        schedules=[_schedule(job, cron, running=schedules_running) for job, cron in scheduled],
-        sensors=_sensors(plan, jobs, maintenance_sensor, commits_sensor),
+        schedules=[
+            build_schedule(started[name], cron, running=running, idle=_idle(plan, by_name.get(name)))
+            for name, cron in scheduled.items()
+        ],
+        sensors=_sensors(plan, jobs, maintenance_sensor, commits_sensor, running=running),
         asset_checks=[] if asset_checks is None else [asset_checks],
     )
 
@@ -157,14 +170,9 @@ def _check(key: dg.AssetKey, name: str, value: str, choices: Sequence[str]) -> N
         raise InvalidOption(f"{key.to_user_string()}: {name} is {value!r}; give '{choices[0]}' or '{choices[1]}'.")
 
 
-def _schedule(job: Job, cron: str, *, running: bool) -> dg.ScheduleDefinition:
-    return dg.ScheduleDefinition(
-        name=f"{job.name}_schedule",
-        job=job,
-        cron_schedule=cron,
-        default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
-        description=f"Starts {job.name}. {'Running by default.' if running else 'Stopped by default.'}",
-    )
+def _idle(plan: _Plan, verb: MaintenanceVerb[Any] | None) -> IdleCheck | None:
+    """Return the check whether a verb has nothing to do; None if its job always runs."""
+    return None if verb is None else IdleCheck(plan.key, plan.resource_key, verb)
 
 
 def _sensors(
@@ -172,8 +180,13 @@ def _sensors(
     jobs: Mapping[str, dg.JobDefinition],
     maintenance: MaintenanceSensor | None,
     commits: CommitsSensor | None,
+    *,
+    running: bool,
 ) -> list[dg.SensorDefinition]:
     sensors = []
+    if running:
+        maintenance = maintenance and replace(maintenance, running=True)
+        commits = commits and replace(commits, running=True)
     if maintenance is not None:
         due = {name: jobs[name] for name in get_args(Due)}
         sensors.append(build_maintenance_sensor(plan.key, maintenance, jobs=due, resource_key=plan.resource_key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 import icedb
+from icedb_dagster.maintenance.dropped_partitions import dropped_table, observed_as_dropped
 from icedb_dagster.maintenance.verbs import MaintenanceReport
 from icedb_dagster.metadata import markdown
 from icedb_dagster.metadata.data_versions import DATA_VERSION_TAG, data_version, recorded_data_version
@@ -29,6 +30,11 @@ def log_report(
     else:
         snapshot = table.snapshot()
         version, of_table = data_version(context.instance, key, table, snapshot).value, table_metadata(snapshot)
+        if report.dropped:
+            metadata["dropped partitions"] = dropped_table(report.dropped)
+        if report.dropped and not report.dry_run:
+            for event in observed_as_dropped(context, key, snapshot, report.dropped):
+                context.log_event(event)
     tags = {} if version is None else {DATA_VERSION_TAG: version}
     context.log_event(dg.AssetObservation(key, metadata={**metadata, **of_table}, tags=tags))
     if report.failure:

@@ -16,6 +16,7 @@ from icedb.operations.integrity.log_audit import Problem
 from icedb.operations.rewrite.delete import DeleteReport
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.rewrite.merge import Order, TieredMerge
+from icedb.storage.parts import Part
 from icedb.transaction.append import Commit
 from icedb.util.times import parse_as_of
 from icedb_dagster.maintenance.configs import (
@@ -48,11 +49,18 @@ class MaintenanceTask(Generic[Config]):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """The result of a verb, for display. If `failure` is not empty, the run fails with that reason."""
+    """The result of a verb, for display. If `failure` is not empty, the run fails with that reason.
+
+    `idle`: there was nothing to do. `dropped` are the parts of dropped partitions; with `dry_run`, of those that would
+    be dropped.
+    """
 
     figures: Mapping[str, object]
     problems: Sequence[Problem] = ()
     failure: str = ""
+    idle: bool = False
+    dropped: Sequence[Part] = ()
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class MaintenanceVerb(Generic[Config]):
     """A kind of maintenance. `exclusive`: it changes the table, so one run at a time does it.
 
     Of two runs that wait for a table, the one with the higher `priority` runs first. `rewrites`: an engine can do the
-    work.
+    work. `may_be_idle`: a dry run is cheap, and tells whether there is work.
     """
 
     name: str
@@ -70,6 +78,7 @@ class MaintenanceVerb(Generic[Config]):
     exclusive: bool = True
     priority: int = 0
     rewrites: bool = False
+    may_be_idle: bool = False
 
     @property
     def config_schema(self) -> Any:
@@ -103,7 +112,8 @@ def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceRe
                 "new parts": report.new_parts,
                 "groups beyond one commit": report.remaining,
                 **_dry(dry_run=True),
-            }
+            },
+            idle=not report.merged_parts,
         )
     return MaintenanceReport(
         {
@@ -129,7 +139,8 @@ def _merge_log(task: MaintenanceTask[MergeLogConfig]) -> MaintenanceReport:
             "log files that readers open": report.log_files,
             "remaining": report.remaining,
             **_written(report.commit, dry_run=report.dry_run),
-        }
+        },
+        idle=not report.merged_log_files,
     )
 
 
@@ -139,7 +150,7 @@ def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> Maint
     chosen, how = expired(ttl, table, reference, keep_days=config.keep_days)
     figures = {"reference": reference.isoformat(timespec="minutes"), **how}
     if not chosen and not isinstance(chosen, str):
-        return MaintenanceReport({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)})
+        return MaintenanceReport({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)}, idle=True)
     # In a re-executed run, the partitions may be gone already.
     report = table.drop_partitions(chosen, missing_ok=True, dry_run=config.dry_run)
     return MaintenanceReport(
@@ -151,7 +162,10 @@ def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> Maint
             "bytes to free": report.bytes,
             "parts of an earlier partitioning, not dropped": len(report.older_parts),
             **_written(report.commit, dry_run=report.dry_run),
-        }
+        },
+        idle=not report.parts and not report.older_parts,
+        dropped=report.parts,
+        dry_run=report.dry_run,
     )
 
 
@@ -175,7 +189,16 @@ def _cleanup(task: MaintenanceTask[CleanupConfig]) -> MaintenanceReport:
             "remaining": report.remaining,
             "oldest snapshot that can be read": _utc(report.horizon_ms) if report.horizon_ms else "the first",
             **_dry(dry_run=report.dry_run),
-        }
+        },
+        idle=not any(
+            (
+                report.deleted_parts,
+                report.deleted_log_files,
+                report.deleted_claims,
+                report.deleted_pins,
+                report.forgotten,
+            )
+        ),
     )
 
 
@@ -297,7 +320,11 @@ def _utc(unix_ms: int) -> str:
 def ttl_verb(ttl: TimeToLive | Expiry) -> MaintenanceVerb[TtlConfig]:
     """Return the verb for a table's own time to live."""
     return MaintenanceVerb(
-        "ttl", TtlConfig, partial(_ttl, ttl=ttl), "Drops partitions that are older than their time to live."
+        "ttl",
+        TtlConfig,
+        partial(_ttl, ttl=ttl),
+        "Drops partitions that are older than their time to live.",
+        may_be_idle=True,
     )
 
 
@@ -310,6 +337,7 @@ VERBS: tuple[MaintenanceVerb[Any], ...] = (
         "Merges small parts (compaction), newest rows first.",
         priority=1,
         rewrites=True,
+        may_be_idle=True,
     ),
     MaintenanceVerb(
         "merge_oldest",
@@ -318,12 +346,21 @@ VERBS: tuple[MaintenanceVerb[Any], ...] = (
         "Merges small parts (compaction), oldest rows first.",
         priority=-1,
         rewrites=True,
+        may_be_idle=True,
     ),
     MaintenanceVerb(
-        "merge_log", MergeLogConfig, _merge_log, "Merges small log files, so that opening the table stays cheap."
+        "merge_log",
+        MergeLogConfig,
+        _merge_log,
+        "Merges small log files, so that opening the table stays cheap.",
+        may_be_idle=True,
     ),
     MaintenanceVerb(
-        "cleanup", CleanupConfig, _cleanup, "Deletes objects superseded longer ago than the grace period (VACUUM)."
+        "cleanup",
+        CleanupConfig,
+        _cleanup,
+        "Deletes objects superseded longer ago than the grace period (VACUUM).",
+        may_be_idle=True,
     ),
     MaintenanceVerb(
         "orphans", OrphansConfig, _orphans, "Deletes orphans: parts of crashed writes, which no log file names."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 import dagster as dg
 
@@ -23,12 +24,15 @@ __all__ = [
     "COMMIT_TIME",
     "FIRST_PART",
     "KINDS",
+    "LARGE_METADATA",
     "LOG_FILE",
+    "PARTITION_ROWS",
     "SNAPSHOT_ID",
     "SNAPSHOT_TIME",
     "commit_metadata",
     "markdown_table",
     "materialization_metadata",
+    "partition_rows",
     "table_metadata",
 ]
 
@@ -47,6 +51,11 @@ FIRST_PART = "icedb/first_part"
 SNAPSHOT_ID = "icedb/snapshot_id"
 SNAPSHOT_TIME = "icedb/snapshot_time"
 
+#: Dagster's key of the rows in the event's partition.
+PARTITION_ROWS = "dagster/partition_row_count"
+#: Metadata keys of a materialization with large values. One event of a run needs them.
+LARGE_METADATA = ("icedb/preview", "icedb/part_sizes")
+
 # A preview is stored with each event, and read on a screen.
 PREVIEW_COLUMNS_MAX = 20
 PREVIEW_CHARACTERS_MAX = 60
@@ -57,6 +66,7 @@ def table_metadata(snapshot: icedb.Snapshot) -> dict[str, dg.MetadataValue]:
     metadata: dict[str, dg.MetadataValue] = {
         "dagster/column_schema": dg.MetadataValue.table_schema(_column_schema(snapshot)),
         "dagster/uri": dg.MetadataValue.text(snapshot.table),
+        "dagster/table_name": dg.MetadataValue.text(PurePosixPath(snapshot.table).name),
         "dagster/storage_kind": dg.MetadataValue.text("icedb"),
         "dagster/size_bytes": dg.MetadataValue.int(snapshot.bytes),  # shown as storage in the asset's overview
         "icedb/live_parts": dg.MetadataValue.int(len(snapshot.parts)),
@@ -81,16 +91,20 @@ def materialization_metadata(
     """
     metadata = table_metadata(snapshot)
     if partitions is not None:
-        rows = _or_why_not(lambda: _partition_rows(snapshot, partitions))
-        # Dagster's own key accepts only a number.
-        is_count = isinstance(rows, dg.IntMetadataValue)
-        metadata["dagster/partition_row_count" if is_count else "icedb/partition_row_count"] = rows
+        metadata |= partition_rows(snapshot, partitions)
     if preview_rows > 0:
         metadata["icedb/preview"] = _or_why_not(lambda: _preview(snapshot, partitions, preview_rows))
     metadata["icedb/part_sizes"] = _or_why_not(
         lambda: dg.MetadataValue.md(markdown_picture(PartSizes.of(snapshot.parts)))
     )
     return metadata
+
+
+def partition_rows(snapshot: icedb.Snapshot, partitions: str) -> dict[str, dg.MetadataValue]:
+    """Return the metadata with the number of rows in some partitions, or the reason why it is unknown."""
+    rows = _or_why_not(lambda: _partition_rows(snapshot, partitions))
+    # Dagster's own key accepts only a number.
+    return {PARTITION_ROWS if isinstance(rows, dg.IntMetadataValue) else "icedb/partition_row_count": rows}
 
 
 def commit_metadata(

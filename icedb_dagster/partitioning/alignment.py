@@ -21,11 +21,19 @@ from icedb.sql.partition_expressions import PartitionExpression
 from icedb_dagster.partitioning.partitions import Selection
 from icedb_dagster.partitioning.time_windows import Edge, time_literal
 
-__all__ = ["check_alignment"]
+__all__ = ["check_alignment", "partitions_limit", "time_values_hint"]
 
 _INSTANT = "TIMESTAMP WITH TIME ZONE"
 _TIMES = frozenset(("DATE", "TIMESTAMP", _INSTANT))
+_POINTS_IN_TIME = frozenset(("TIMESTAMP", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP_S", _INSTANT))
 _TICK = timedelta(microseconds=1)
+#: The least time window, and an expression for a column of times in such windows.
+_EXAMPLES = (
+    (timedelta(days=28), "strftime({}, '%Y-%m') AS month"),
+    (timedelta(hours=23), "strftime({}, '%Y-%m-%d') AS day"),
+    (timedelta(minutes=60), "date_trunc('hour', {}) AS hour"),
+    (timedelta(), "date_trunc('minute', {}) AS minute"),
+)
 
 
 def check_alignment(
@@ -51,6 +59,44 @@ def check_alignment(
                 f"'{column}' is '{expression.sql}', and its value is the same before and after. Partition the table by "
                 "a finer expression (alter(partition_by=...), then rewrite its rows), or use coarser asset partitions."
             )
+
+
+def partitions_limit(
+    selection: Selection, expressions: Iterable[PartitionExpression], partitions_max: int, types: Mapping[str, str]
+) -> int:
+    """Return how many partitions of the table an overwrite may write.
+
+    A TIMESTAMP column without an expression makes a partition of each of its values, one for each row of most event
+    data. Such a column may have one value in each partition of the asset. `types` holds the types of the table's
+    partition columns.
+    """
+    of_table = {name.casefold() for name in types}
+    of_asset = {column.casefold() for column in selection.columns}
+    if of_table != of_asset:  # other columns may divide each value further
+        return partitions_max
+    folded = {name.casefold(): type_ for name, type_ in types.items()}
+    points = [e for e in _time_columns(selection, expressions) if folded.get(e.name.casefold()) in _POINTS_IN_TIME]
+    return min(partitions_max, len(selection.keys)) if points else partitions_max
+
+
+def time_values_hint(selection: Selection, expressions: Iterable[PartitionExpression]) -> str:
+    """Return the remedy for too many partitions, if the asset's time windows are values of one column, else ''."""
+    for expression in _time_columns(selection, expressions):
+        [edges] = [e for column, e in selection.edges.items() if column.casefold() == expression.name.casefold()]
+        window = (edges[-1].instant - edges[0].instant) / len(selection.keys)
+        example = next(text for least, text in _EXAMPLES if window >= least).format(expression.column)
+        return (
+            f"Each value of '{expression.column}' is a partition of the table. Use a partition_expr that is constant "
+            f'within a partition of the asset: "{example}". If the table has rows, alter(partition_by=...) and '
+            "rewrite them."
+        )
+    return ""
+
+
+def _time_columns(selection: Selection, expressions: Iterable[PartitionExpression]) -> list[PartitionExpression]:
+    """Return the partition columns that are plain columns of the rows and distinguish time windows."""
+    windows = {column.casefold() for column in selection.edges}
+    return [e for e in expressions if e.column and e.name.casefold() in windows]
 
 
 @lru_cache(maxsize=16)  # called before an output is written, and when it is reported

@@ -48,6 +48,9 @@ class Selection:
     table: str
     keys: tuple[str, ...]
     boxes: tuple[tuple[tuple[str, _ColumnValues], ...], ...]
+    #: The definition of the partitions, and the partition column of each of its dimensions.
+    definition: dg.PartitionsDefinition
+    dimension_columns: Mapping[str, str]
 
     @property
     def columns(self) -> list[str]:
@@ -61,6 +64,10 @@ class Selection:
         for column, values in (pair for box in self.boxes for pair in box):
             edges.setdefault(column, {}).update(dict.fromkeys(values.edges()))
         return {column: tuple(of_column) for column, of_column in edges.items() if of_column}
+
+    def only(self, key: str) -> "Selection":
+        """Return the selection of one of the partitions."""
+        return select_partitions(self.definition, [key], self.dimension_columns, table=self.table)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InvalidOption unless the table is partitioned by all columns of the selection."""
@@ -110,7 +117,7 @@ def select_partitions(
         tuple((columns[name], _values(by_name[name], of_one)) for name, of_one in zip(names, box, strict=True))
         for box in _boxes(tuples)
     )
-    return Selection(table, tuple(wanted), boxes)
+    return Selection(table, tuple(wanted), boxes, definition, columns)
 
 
 def _boxes(keys: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], ...]]:

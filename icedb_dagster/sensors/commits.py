@@ -135,7 +135,9 @@ class _CommitsTick:
         if not batch.commits:
             return []
         recorded = self._recorded(batch)
-        keys = PartitionKeys.of(self._context, self._key, table=self._handle.table)
+        keys = PartitionKeys.of(
+            self._context.repository_def, self._context.instance, self._key, table=self._handle.table
+        )
         return commit_events(self._key, batch, recorded, keys, self._handle, kind=self._settings.events)
 
     def _recorded(self, batch: CommitBatch) -> RecordedCommits:

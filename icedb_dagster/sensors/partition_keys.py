@@ -22,13 +22,20 @@ class PartitionKeys:
     keys: Collection[str]
 
     @classmethod
-    def of(cls, context: dg.SensorEvaluationContext, key: dg.AssetKey, *, table: str) -> Self | None:
+    def of(
+        cls,
+        repository: dg.RepositoryDefinition | None,
+        instance: dg.DagsterInstance,
+        key: dg.AssetKey,
+        *,
+        table: str,
+    ) -> Self | None:
         """Return the keys of an asset in the code location; None for an asset without partitions, or with several
         dimensions.
 
         Raises InvalidOption for an invalid `partition_expr`.
         """
-        if context.repository_def is None or not (graph := context.repository_def.asset_graph).has(key):
+        if repository is None or not (graph := repository.asset_graph).has(key):
             return None
         partitions, metadata = graph.get(key).partitions_def, graph.get(key).metadata
         if partitions is None or isinstance(partitions, dg.MultiPartitionsDefinition):
@@ -36,7 +43,7 @@ class PartitionKeys:
         if not has_partition_expr(metadata):
             return None
         (column,) = partition_columns(metadata, partitions, table=table).values()
-        keys = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        keys = partitions.get_partition_keys(dynamic_partitions_store=instance)
         return cls(column.casefold(), frozenset(keys))
 
     def of_part(self, part: Part) -> str | None:

@@ -39,7 +39,9 @@ from tests.support.programs.watch_program import WatchProgram
 pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster.dagster_instance", "tests.support.dagster.dagster_jobs"]
 
-SCHEDULED = ["merge_newest", "merge_oldest", "merge_log", "cleanup", "ttl", "orphans", "verify"]
+BY_SENSOR = ["merge_newest", "merge_oldest", "merge_log", "cleanup"]
+BY_CRON = ["ttl", "orphans", "verify"]
+SCHEDULED = BY_SENSOR + BY_CRON
 BY_HAND = ["rewrite", "delete", "restore"]
 TTL = TimeToLive("d", keep_days=30)
 DAY = "2024-01-01"
@@ -53,15 +55,23 @@ def stored(table: icedb.Table) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------ definitions
 
 
-def test_a_table_gets_ten_jobs_and_stopped_schedules(lake: IceDBResource) -> None:
+def test_a_table_gets_ten_jobs_a_sensor_and_a_schedule_for_all_else(lake: IceDBResource) -> None:
     defs = definitions(lake, "events", ttl=TTL)
     dg.Definitions.validate_loadable(defs)
     schedules = {schedule.name: schedule for schedule in defs.schedules or ()}
-    assert set(schedules) == {f"events_{verb}_schedule" for verb in SCHEDULED}
+    assert set(schedules) == {f"events_{verb}_schedule" for verb in BY_CRON}
+    [sensor] = defs.sensors or ()
+    assert (sensor.name, sensor.default_status) == ("events_maintenance_sensor", dg.DefaultSensorStatus.STOPPED)
+    assert {job.name for job in sensor.jobs} == {f"events_{verb}" for verb in BY_SENSOR}
+    crons = {f"{verb}_cron": f"{n} * * * *" for n, verb in enumerate(BY_SENSOR)}
+    running = definitions(lake, "events", ttl=TTL, running=True, **crons)
+    assert all(s.default_status is dg.DefaultScheduleStatus.RUNNING for s in running.schedules or ())
+    assert all(s.default_status is dg.DefaultSensorStatus.RUNNING for s in running.sensors or ())
+    assert len(list(running.schedules or ())) == len(SCHEDULED)
     for name, schedule in schedules.items():
         assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
         assert f"{schedule.job_name}_schedule" == name
-    assert len({schedule.cron_schedule for schedule in schedules.values()}) == len(SCHEDULED)
+    assert len({schedule.cron_schedule for schedule in schedules.values()}) == len(BY_CRON)
     assert {job.name for job in defs.jobs or ()} == {f"events_{verb}" for verb in SCHEDULED + BY_HAND}
     for verb in SCHEDULED + BY_HAND:
         pool = defs.resolve_job_def(f"events_{verb}").get_node_named(f"events_{verb}_work").definition.pool
@@ -172,14 +182,24 @@ def test_jobs_with_the_claim_alone_need_no_pool(lake: IceDBResource, name: str) 
     table = dated(lake, name, DAY, DAY)
     with dg.DagsterInstance.ephemeral() as ephemeral:
         with pytest.raises(PoolNotExclusive, match="icedb-dagster up"):
-            maintain(ephemeral, lake, name, "merge_oldest")
-        assert len(table.snapshot().parts) == 2
+            ensure_pool(ephemeral, icedb_pool(name))
         maintain(ephemeral, lake, name, "verify")  # needs no pool
         defs = definitions(lake, name, lock="claim")
         assert run_job(ephemeral, defs, f"{name}_merge_oldest").success
     assert len(table.snapshot().parts) == 1
     job = defs.resolve_job_def(f"{name}_merge_oldest")
     assert [(node.name, node.definition.pool) for node in job.nodes] == [(f"{name}_merge_oldest_work", None)]
+
+
+def test_an_instance_without_pools_works_under_the_claim(
+    lake: IceDBResource, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So `dagster dev` without Postgres maintains its tables."""
+    table = dated(lake, name, DAY, DAY)
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        assert maintain(ephemeral, lake, name, "merge_oldest").success
+    assert len(table.snapshot().parts) == 1
+    assert f"'{icedb_pool(name)}' is no lock" in capfd.readouterr().err
 
 
 def test_an_empty_table_stays_empty_and_a_missing_one_is_an_error(jobs: TableJobs) -> None:

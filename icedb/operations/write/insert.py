@@ -10,7 +10,7 @@ without a `txn` adds them again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,6 +24,7 @@ from icedb.operations.write.views import ViewParts, discard_views, publish_views
 from icedb.sources.batch import Batch, OnConflict, Rows, WriteOptions
 from icedb.sources.open_source import open_batch
 from icedb.sql.connections import READING_SHARE, WRITE_MEMORY_BYTES_MIN, check_write_memory
+from icedb.sql.partition_expressions import partition_types
 from icedb.sql.types import new_columns
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
@@ -34,7 +35,7 @@ from icedb.writer.staged_batch import QUARANTINE_COLUMNS, StagedBatch
 from icedb.writer.staging import stage_rows
 
 __all__ = [
-    "BatchLimits",
+    "PartitionsMax",
     "Unpublished",
     "discard_views_and_quarantine",
     "insert",
@@ -43,6 +44,9 @@ __all__ = [
     "write_unpublished",
 ]
 
+#: The most partitions of a batch, or a function of the types of the partition columns. None means no limit.
+PartitionsMax = int | Callable[[Mapping[str, str]], int] | None
+
 
 def insert(handle: Handle, data: Rows, *, txn: Txn | None = None, **options: Unpack[WriteOptions]) -> Commit:
     """Append rows; see `Table.insert`."""
@@ -50,7 +54,7 @@ def insert(handle: Handle, data: Rows, *, txn: Txn | None = None, **options: Unp
     if done and not handle.spec.views:
         return repeated(handle)
     with staged(handle, data, **options) as (stage, memory_bytes):
-        views = write_views(handle, stage, memory_bytes=memory_bytes)
+        views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=options.get("partitions_max"))
         try:
             commit = repeated(handle) if done else _append(handle, stage, txn, memory_bytes)
         except BaseException:
@@ -68,18 +72,6 @@ def _append(handle: Handle, stage: StagedBatch, txn: Txn | None, memory_bytes: i
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The limits of one batch. None means no limit.
-
-    `partitions_max` limits the partitions of its rows, in the table and in each of its views. `columns_max` limits the
-    columns of the table if the batch adds some. Existing columns are always accepted.
-    """
-
-    partitions_max: int | None = None
-    columns_max: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Unpublished:
     """The parts that an insert wrote for a table, its views and its quarantine. No log file names them yet."""
 
@@ -94,17 +86,17 @@ def write_unpublished(
     handle: Handle,
     data: Rows,
     *,
-    limits: BatchLimits = BatchLimits(),
+    columns_max: int | None = None,
     **options: Unpack[WriteOptions],
 ) -> Unpublished:
     """Write the parts of an insert, which the caller publishes. Raises as `insert` before anything is visible.
 
-    Raises TooManyPartitions and TooManyColumns for rows beyond the limits, before anything is written.
+    Raises TooManyColumns, before anything is written, if the rows add columns and the table would then have more than
+    `columns_max`.
     """
     with staged(handle, data, **options) as (stage, memory_bytes):
-        stage.check_partitions(limits.partitions_max)
-        _check_columns_max(handle, stage, limits.columns_max)
-        views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=limits.partitions_max)
+        _check_columns_max(handle, stage, columns_max)
+        views = write_views(handle, stage, memory_bytes=memory_bytes, partitions_max=options.get("partitions_max"))
         written = quarantined = None
         try:
             written = put_parts(stage, store=handle.store, clock=handle.clock)
@@ -148,9 +140,20 @@ def discard_views_and_quarantine(unpublished: Unpublished) -> None:
         discard(quarantine.store, [m.key for m in misfits.markers])
 
 
-def overwrite(handle: Handle, data: Rows, partitions: Chosen | None, **options: Unpack[WriteOptions]) -> Commit:
+def overwrite(
+    handle: Handle,
+    data: Rows,
+    partitions: Chosen | None,
+    *,
+    on_conflict: OnConflict = "raise",
+    memory_bytes: int | None = None,
+    partitions_max: PartitionsMax = None,
+) -> Commit:
     """Replace live parts by rows; see `Table.overwrite`."""
-    with staged(handle, data, **options) as (stage, memory_bytes):
+    with staged(handle, data, on_conflict=on_conflict, memory_bytes=memory_bytes, partitions_max=partitions_max) as (
+        stage,
+        memory_bytes,
+    ):
         written = put_parts(stage, store=handle.store, clock=handle.clock)
         if stage.misfits:  # a rejected overwrite must not add rows to the quarantine
             check_overwrite(handle, written, partitions)
@@ -166,6 +169,7 @@ def staged(
     *,
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
+    partitions_max: PartitionsMax = None,
     dry_run: bool = False,
 ) -> Iterator[tuple[StagedBatch, int]]:
     """Yield the staged batch, and the memory for writes to other tables. A dry run only reads the log."""
@@ -195,6 +199,10 @@ def staged(
     ):
         if stage.misfits:
             handle.location.sibling(quarantine_name(handle))  # raises if there is no place for it, before any write
+        if stage.ranges and callable(partitions_max):  # a batch without rows may have no columns
+            partitions_max = partitions_max(partition_types(handle.expressions, stage.columns, table=handle.table))
+        if not callable(partitions_max):
+            stage.check_partitions(partitions_max)
         yield stage, memory_bytes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from icedb.errors import CommitStateUnknown, IceDBError, InvalidOption, SparkJobFailed, StaleView
 from icedb.format.records import Marker
@@ -18,7 +18,11 @@ from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["append_frame", "check_frame", "is_spark_frame", "overwrite_frame", "size_options"]
+__all__ = ["Distribution", "append_frame", "check_frame", "is_spark_frame", "overwrite_frame", "size_options"]
+
+#: `none`: no shuffle. `partition`: a shuffle gives each task a range of partitions. `auto`: one of the two by the
+#: rules of `icedb.spark.distribution_choice.choose_distribution`.
+Distribution = Literal["auto", "none", "partition"]
 
 # Enough digits to be unique.
 JOB_DIGITS = 12
@@ -37,10 +41,11 @@ def append_frame(
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
     part_bytes: int | None = None,
+    partitions_max: int | None = None,
 ) -> Commit:
     """Append the rows of a DataFrame. `memory_bytes` is for each task. Raises InvalidOption and the job's errors."""
     options = {} if txn is None else {"txn_application": txn[0], "txn_sequence": str(txn[1])}
-    options |= size_options(memory_bytes, part_bytes)
+    options |= size_options(memory_bytes, part_bytes, partitions_max)
     check_frame(handle, on_conflict)
     if txn is not None and is_recorded(handle.read(fresh=True), txn):
         return repeated(handle)
@@ -56,6 +61,7 @@ def overwrite_frame(
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
     part_bytes: int | None = None,
+    partitions_max: int | None = None,
 ) -> Commit:
     """Replace rows by those of a DataFrame: all rows, those of `partitions`, or (`dynamic`) of the frame's partitions.
 
@@ -69,12 +75,12 @@ def overwrite_frame(
             # In parentheses, a predicate is never mistaken for a list.
             "partitions": f"({partitions})" if isinstance(partitions, str) else json.dumps(list(partitions)),
         }
-    return _run(handle, frame, "overwrite", options | size_options(memory_bytes, part_bytes), None)
+    return _run(handle, frame, "overwrite", options | size_options(memory_bytes, part_bytes, partitions_max), None)
 
 
-def size_options(memory_bytes: int | None, part_bytes: int | None) -> dict[str, str]:
+def size_options(memory_bytes: int | None, part_bytes: int | None, partitions_max: int | None = None) -> dict[str, str]:
     """Return the size options of a write job, without those that are None."""
-    sizes = {"memory_bytes": memory_bytes, "part_bytes": part_bytes}
+    sizes = {"memory_bytes": memory_bytes, "part_bytes": part_bytes, "partitions_max": partitions_max}
     return {name: str(value) for name, value in sizes.items() if value is not None}
 
 

@@ -36,8 +36,8 @@ PART_BYTES = 128 * MIB
 PART_BYTES_MIN = 1 * MIB
 
 _WRITE_OPTIONS = (
-    "path", "overwrite", "partitions", "distribution", "part_bytes", "memory_bytes", "partitionoverwritemode", "job",
-    "txn_application", "txn_sequence",
+    "path", "overwrite", "partitions", "distribution", "part_bytes", "memory_bytes", "partitions_max",
+    "partitionoverwritemode", "job", "txn_application", "txn_sequence",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ class SparkWriteOptions:
     partitions: Sequence[str] | str | None
     part_bytes: int
     memory_bytes: int
+    partitions_max: int | None
     job: str
     txn: Txn | None
     storage_options: Mapping[str, str] = field(repr=False)
@@ -77,6 +78,7 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> SparkWriteO
         partitions,
         number_of(path, lowered, "part_bytes", PART_BYTES, PART_BYTES_MIN),
         number_of(path, lowered, "memory_bytes", MEMORY_BYTES, MEMORY_BYTES_MIN),
+        number_of(path, lowered, "partitions_max", 1, 1) if "partitions_max" in lowered else None,
         _job(path, lowered),
         txn,
         storage_options,

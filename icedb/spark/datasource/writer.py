@@ -23,7 +23,7 @@ from icedb.errors import InvalidOption, InvariantViolated, SchemaConflict, Stale
 from icedb.format.claims import TxnClaim, decode_txn_claim
 from icedb.format.codec import decode
 from icedb.format.keys import partition_of
-from icedb.format.records import total_rows
+from icedb.format.records import Marker, total_rows
 from icedb.operations.commits.publish import publish_append, publish_overwrite
 from icedb.spark.datasource.options import SparkWriteOptions, stream_options, write_options
 from icedb.spark.datasource.task_resources import processors, scratch_folder
@@ -38,6 +38,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.util.clock import SystemClock
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.part_writer import WrittenParts, discard, write_parts
+from icedb.writer.staged_batch import too_many_partitions
 from icedb.writer.staging import check_batch
 
 __all__ = ["open_stream_writer", "open_writer"]
@@ -135,11 +136,23 @@ class _Writer:
                 f"{handle.table}: {len(messages) - len(reports)} of {len(messages)} tasks did not report what they "
                 "wrote. Nothing was published."
             )
+        markers = tuple(m for p in reports for m in p.markers)
+        self._check_partitions_max(handle, markers)
         return WrittenParts(
             schema=_schema(handle, reports),
-            markers=tuple(m for p in reports for m in p.markers),
+            markers=markers,
             oldest_part_ms=min((p.oldest_part_ms for p in reports), default=handle.clock.now_ms()),
         )
+
+    def _check_partitions_max(self, handle: Handle, markers: Sequence[Marker]) -> None:
+        """Delete the parts and raise TooManyPartitions if there are too many partitions."""
+        partitions_max = self._options.partitions_max
+        if partitions_max is None:
+            return
+        partitions = len({partition_of(handle.keys.data_prefix, m.key) for m in markers})
+        if partitions > partitions_max:
+            discard(handle.store, [m.key for m in markers])
+            raise too_many_partitions(handle.table, partitions, partitions_max)
 
     def _take_back(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the parts of a failed job, on the driver, unless its commit may have succeeded.
