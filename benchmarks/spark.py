@@ -85,8 +85,8 @@ def write_cases(bench: Bench) -> list[Case]:
     """Return cases that write unsorted rows as sorted, zstd-compressed Parquet files, a folder for each day."""
     return [
         Case("write", "Spark alone", partial(_written_by, bench, _spark_alone)),
-        Case("write", "icedb, not distributed", partial(_written_as_table, bench, "none"), goal=0.55),
-        Case("write", "icedb, distributed", partial(_written_as_table, bench, "partition"), goal=0.75),
+        Case("write", "icedb, not distributed", partial(_written_as_table, bench, "none"), goal=0.65),
+        Case("write", "icedb, distributed", partial(_written_as_table, bench, "partition"), goal=0.85),
         Case("write", "DuckDB alone", partial(_written_by, bench, _duckdb_alone)),
     ]
 
