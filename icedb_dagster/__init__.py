@@ -16,7 +16,7 @@ except ImportError as _error:
         raise  # Dagster is installed, but one of its imports failed
     raise ImportError(
         "icedb_dagster needs the optional dependency Dagster, which is not installed. "
-        "Install it with: pip install 'icedb-dagster[dagster]' (and [spark] for Spark assets)."
+        "Install it with: pip install 'icedb-dagster[dagster]' ([dagster-spark] for Spark assets)."
     ) from None
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TableChecks,
         build_table_checks,
     )
-    from icedb_dagster.component import IceDBTable
+    from icedb_dagster.component import IceDBTableComponent
     from icedb_dagster.compute.emr import EmrServerlessSpark, EmrSpark
     from icedb_dagster.compute.spark_places import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
     from icedb_dagster.io.io_manager import IceDBIOManager
@@ -51,7 +51,7 @@ __all__ = [
     "HorizonCheck",
     "IceDBIOManager",
     "IceDBResource",
-    "IceDBTable",
+    "IceDBTableComponent",
     "LocalSpark",
     "LogDepthCheck",
     "MaintenanceSensor",
@@ -86,7 +86,7 @@ _HOMES = {
         "TableChecks",
         "build_table_checks",
     ),
-    "icedb_dagster.component": ("IceDBTable",),
+    "icedb_dagster.component": ("IceDBTableComponent",),
     "icedb_dagster.compute.emr": ("EmrServerlessSpark", "EmrSpark"),
     "icedb_dagster.io.io_manager": ("IceDBIOManager",),
     "icedb_dagster.locking.table_lock": ("ensure_pool", "icedb_pool"),

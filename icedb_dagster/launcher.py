@@ -12,24 +12,37 @@ The launcher relies on this behavior of Dagster:
 - A code server that is shutting down answers until its last worker has ended.
 - Run monitoring reads a run's status again before it marks the run as failed. It leaves alone a run that has ended.
 - `dagster code-server start` puts a proxy in front of code servers. The proxy does not list the current runs.
+
+It uses names that are not public in Dagster. Without one of them, it works as Dagster's default launcher and warns.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 import json
+import logging
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import dagster as dg
-from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, WorkerStatus
-from dagster._core.storage.tags import GRPC_INFO_TAG
-from dagster._grpc.client import DagsterGrpcClient
-from dagster._grpc.types import GetCurrentRunsResult
-from dagster._serdes import ConfigurableClassData, deserialize_value
 
 from icedb.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from dagster._core.launcher.base import LaunchRunContext
+    from dagster._serdes import ConfigurableClassData
+
+#: The error of the first name that this version of Dagster lacks.
+_lacking: ImportError | None = None
+try:
+    from dagster._core.errors import DagsterUserCodeUnreachableError
+    from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
+    from dagster._core.storage.tags import GRPC_INFO_TAG
+    from dagster._grpc.client import DagsterGrpcClient
+    from dagster._grpc.types import GetCurrentRunsResult
+    from dagster._serdes import deserialize_value
+except ImportError as error:
+    _lacking = error
 
 __all__ = ["MonitoredRunLauncher"]
 
@@ -38,6 +51,8 @@ __all__ = ["MonitoredRunLauncher"]
 LAUNCHED_TAG = "icedb/launched"
 LOST_AFTER_S = 60
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
+logger = logging.getLogger(__name__)
+
 # Run monitoring does not check a run again that has ended by itself.
 _FORGOTTEN_AFTER_S = 3600
 
@@ -63,12 +78,21 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         run_launcher: {module: icedb_dagster.launcher, class: MonitoredRunLauncher}
     """
 
-    def __init__(self, lost_after_seconds: int = LOST_AFTER_S, inst_data: ConfigurableClassData | None = None) -> None:
+    def __init__(
+        self, lost_after_seconds: int = LOST_AFTER_S, inst_data: "ConfigurableClassData | None" = None
+    ) -> None:
         if lost_after_seconds < 1:
             raise InvalidOption(
                 f"dagster.yaml: run_launcher: lost_after_seconds is {lost_after_seconds}; give at least 1."
             )
         super().__init__(inst_data=inst_data)
+        if _lacking is not None:
+            logger.warning(
+                "MonitoredRunLauncher cannot detect dead run workers with Dagster %s, and works as its default "
+                "launcher: %s. Install a version of Dagster that icedb-dagster[dagster] allows.",
+                dg.__version__,
+                _lacking,
+            )
         self.lost_after_s = lost_after_seconds
         #: By run id: since when (monotonic seconds) its code server is away, or does not know the run.
         self._missing_since: dict[str, float] = {}
@@ -79,7 +103,7 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         return {"lost_after_seconds": dg.Field(int, is_required=False, default_value=LOST_AFTER_S)}
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:
+    def from_config_value(cls, inst_data: "ConfigurableClassData", config_value: Mapping[str, Any]) -> Self:
         """Create the launcher from the config in dagster.yaml.
 
         Raises:
@@ -87,17 +111,17 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         """
         return cls(inst_data=inst_data, **config_value)
 
-    def launch_run(self, context: LaunchRunContext) -> None:
+    def launch_run(self, context: "LaunchRunContext") -> None:
         """Make a code server start a run's worker."""
         self._instance.add_run_tags(context.dagster_run.run_id, {LAUNCHED_TAG: _launched(context.dagster_run)})
         super().launch_run(context)
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """True if run monitoring can check workers: always true."""
-        return True
+        """True if run monitoring can check workers."""
+        return _lacking is None
 
-    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
+    def check_run_worker_health(self, run: dg.DagsterRun) -> "CheckRunHealthResult":
         """Return FAILED if a started run's worker is known to be gone, else RUNNING."""
         why = _why_missing(run)
         if not why:
@@ -139,7 +163,7 @@ def _why_missing(run: dg.DagsterRun) -> str:
     return "" if run.run_id in current.current_runs else f"the code server at {where} does not know it"
 
 
-def _is_away(error: DagsterUserCodeUnreachableError) -> bool:
+def _is_away(error: "DagsterUserCodeUnreachableError") -> bool:
     """Return whether no connection was made. Otherwise a server does not respond in time, or cannot list its runs."""
     import grpc  # slow to import, and only Dagster's daemon needs it
 

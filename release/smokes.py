@@ -124,6 +124,32 @@ def dagster() -> None:
     _run("icedb-dagster", "--help")
 
 
+def dagster_spark() -> None:
+    """Store a Spark frame that an asset returns, with the session of a lazy resource."""
+    import dagster as dg
+    from dagster_pyspark import LazyPySparkResource
+    from pyspark.sql import DataFrame
+
+    from icedb.spark.java import prepare_environment
+    from icedb_dagster import IceDBIOManager
+
+    prepare_environment()
+    pyspark = LazyPySparkResource(spark_config={"spark.master": "local[1]", "spark.ui.enabled": "false"})
+    io_manager = IceDBIOManager(root=str(Path("lake").resolve()), pyspark=pyspark)
+
+    @dg.asset
+    def numbers(pyspark: LazyPySparkResource) -> DataFrame:
+        return pyspark.spark_session.range(10)
+
+    @dg.asset
+    def squares(numbers: DataFrame) -> DataFrame:
+        return numbers.selectExpr("id * id AS n")
+
+    resources = {"io_manager": io_manager, "pyspark": pyspark}
+    assert dg.materialize([numbers, squares], resources=resources).success
+    assert io_manager.icedb.table("squares").query("SELECT sum(n) FROM t").fetchall() == [(285,)]
+
+
 def datafusion() -> None:
     """Query a table in a session of DataFusion."""
     import datafusion as df
@@ -272,9 +298,9 @@ def ui() -> None:
 
 
 SMOKES = {
-    smoke.__name__: smoke
-    for smoke in (base, aws, bench, chdb, cli, dagster, datafusion, demo, dev, docs, ingest, notebooks, pandas, plot,
-                  polars, proxy, spark, ui)
+    smoke.__name__.replace("_", "-"): smoke
+    for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, demo, dev, docs, ingest, notebooks,
+                  pandas, plot, polars, proxy, spark, ui)
 }  # fmt: skip
 
 if __name__ == "__main__":

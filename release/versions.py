@@ -23,7 +23,7 @@ from release.environments import ROOT, Environment, StepOutcome, environment, re
 __all__ = ["TESTS_OF", "EXTRAS", "TOOLS"]
 
 #: The installed extras.
-EXTRAS = ("dagster", "pandas", "polars", "spark")
+EXTRAS = ("dagster-spark", "pandas", "polars")
 #: The packages that the tests need, in the versions of the extra `dev`.
 TOOLS = ("dagster-dg-cli", "hypothesis", "ministack", "pytest", "pytest-timeout")
 #: The tests of each package.

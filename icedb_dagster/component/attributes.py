@@ -1,4 +1,4 @@
-"""The YAML attributes of a table: the schema of `IceDBTable`.
+"""The YAML attributes of a table: the schema of `IceDBTableComponent`.
 
 Values that Python rejects are rejected here with the same message, and the attribute's name.
 """
@@ -13,7 +13,7 @@ from icedb.operations.health.table_health import Thresholds
 from icedb_dagster.checks.check_settings import CHECKS, TableChecks
 from icedb_dagster.component.settings_models import Cron, model, model_of
 from icedb_dagster.component.templates import Attributes, Choice, Template, Templated, is_template
-from icedb_dagster.maintenance.definitions import CRONS, EngineName, Lock
+from icedb_dagster.maintenance.definitions import CRONS, MAX_RUNTIME_S, EngineName, Lock
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
@@ -75,7 +75,7 @@ OF_ASSETS = (
 
 
 class TableAttributes(Attributes):
-    """The attributes of the component `icedb_dagster.IceDBTable`."""
+    """The attributes of the component `icedb_dagster.IceDBTableComponent`."""
 
     table: Templated[str | list[str]] = Field(
         description="The asset key: a text with /, or a list. The table is <root>/<key>.",
@@ -118,6 +118,9 @@ class TableAttributes(Attributes):
     )
     engine: Templated[EngineName] = Field(default="in_process", description="Where parts are rewritten.")
     lock: Templated[Lock] = Field(default="pool", description="How two maintenance runs exclude each other.")
+    max_runtime_s: Templated[int | None] = Field(
+        default=MAX_RUNTIME_S, description="Seconds after which run monitoring ends a run; null: no limit."
+    )
     schedules: Choice[None, _Schedules] = Field(
         default=None, description="Cron expressions instead of the defaults, by job; null: no schedule of that job."
     )

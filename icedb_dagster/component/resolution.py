@@ -19,7 +19,16 @@ __all__ = ["resolved"]
 
 # A variable of the environment, in a template.
 _VARIABLE = re.compile(r"\{\{-?\s*env\.\w+\s*-?\}\}")
-_PLAIN = ("asset", "observe_cron", "engine", "lock", "running", "resource_key", "spark_resource_key")
+_PLAIN = (
+    "asset",
+    "observe_cron",
+    "engine",
+    "lock",
+    "max_runtime_s",
+    "running",
+    "resource_key",
+    "spark_resource_key",
+)
 
 
 class _Spec(dg.Resolvable, dg.Model):
@@ -29,7 +38,10 @@ class _Spec(dg.Resolvable, dg.Model):
 
 
 def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
-    """Return the fields of an `IceDBTable`. Raises InvalidOption, and the errors that Dagster raises for templates."""
+    """Return the fields of an `IceDBTableComponent`.
+
+    Raises InvalidOption, and the errors that Dagster raises for templates.
+    """
     values = model.model_dump(exclude_unset=True)
     label = f"the table {values.get('table')!r}"
     rendered = {name: _rendered(context.at_path(name), value, f"{label}: {name}") for name, value in values.items()}

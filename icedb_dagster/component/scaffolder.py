@@ -1,4 +1,4 @@
-"""The scaffolder of `dg scaffold defs icedb_dagster.IceDBTable <name>`: writes commented YAML that works as it is."""
+"""The scaffolder of `dg scaffold defs icedb_dagster.IceDBTableComponent <name>`: writes commented YAML that works."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations of fields as objects.
 import json
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 __all__ = ["TEMPLATE", "TableScaffolder", "yaml_values"]
 
-TYPE = "icedb_dagster.IceDBTable"
+TYPE = "icedb_dagster.IceDBTableComponent"
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 # YAML reads these as booleans or null.

@@ -1,4 +1,4 @@
-"""The component `IceDBTable`: a table's asset, maintenance, sensors and checks, declared in YAML.
+"""The component `IceDBTableComponent`: a table's asset, maintenance, sensors and checks, declared in YAML.
 
 It is a thin layer that calls `build_table_definitions`, `table_spec` and `observable_table`, so Python can declare the
 same definitions. It accesses neither store nor instance.
@@ -18,25 +18,25 @@ from icedb_dagster.checks import TableChecks
 from icedb_dagster.component.attributes import TableAttributes
 from icedb_dagster.component.resolution import resolved
 from icedb_dagster.component.scaffolder import TableScaffolder
-from icedb_dagster.maintenance.definitions import CRONS, EngineName, Lock, build_table_definitions
+from icedb_dagster.maintenance.definitions import CRONS, MAX_RUNTIME_S, EngineName, Lock, build_table_definitions
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.resource import folders_of
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.specs import build_observation, observable_table, table_spec
 
-__all__ = ["IceDBTable"]
+__all__ = ["IceDBTableComponent"]
 
 
 @dg.scaffold_with(TableScaffolder)
 @dataclass(frozen=True, kw_only=True)
-class IceDBTable(dg.Component, dg.Resolvable):
+class IceDBTableComponent(dg.Component, dg.Resolvable):
     """An IceDB table: its asset, maintenance jobs, schedules, sensors and checks.
 
     The table is `<root>/<key>` of the `IceDBResource` under `resource_key`, which the project defines. With only
     `table` set, it has the jobs of `build_table_definitions` with their sensor and default schedules, stopped.
 
     Example:
-        type: icedb_dagster.IceDBTable
+        type: icedb_dagster.IceDBTableComponent
         attributes: {table: events, ttl: {partition_column: day, keep_days: 90}}
     """
 
@@ -48,6 +48,7 @@ class IceDBTable(dg.Component, dg.Resolvable):
     ttl: TimeToLive | Expiry | None = None
     engine: EngineName = "in_process"
     lock: Lock = "pool"
+    max_runtime_s: int | None = MAX_RUNTIME_S
     #: Cron expressions instead of the defaults, by job; None: no schedule.
     schedules: Mapping[str, str | None] = field(default_factory=dict)
     #: Replaces the thresholds of the maintenance sensor and the checks.
@@ -116,6 +117,7 @@ class IceDBTable(dg.Component, dg.Resolvable):
             ttl=self.ttl,
             engine=self.engine,
             lock=self.lock,
+            max_runtime_s=self.max_runtime_s,
             running=self.running,
             maintenance_sensor=maintenance,
             commits_sensor=commits,

@@ -26,7 +26,7 @@ from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.sensors import commits_sensor as build_commits_sensor
 from icedb_dagster.sensors import maintenance_sensor as build_maintenance_sensor
 
-__all__ = ["CRONS", "EngineName", "Lock", "build_table_definitions"]
+__all__ = ["CRONS", "MAX_RUNTIME_S", "EngineName", "Lock", "build_table_definitions"]
 
 EngineName = Literal["in_process", "spark"]
 Lock = Literal["pool", "claim"]
@@ -46,10 +46,14 @@ CRONS: Mapping[str, str | None] = {
     "verify": "53 5 * * *",
 }
 
+#: The seconds after which run monitoring ends a maintenance run. An ended run loses the work since its last commit.
+MAX_RUNTIME_S = 6 * 3600
 _SENSOR = MaintenanceSensor()
 
 # The daemon dequeues runs with a higher number first. So does a pool.
 PRIORITY_TAG = "dagster/priority"
+# Run monitoring terminates a run after this many seconds.
+MAX_RUNTIME_TAG = "dagster/max_runtime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class _Plan:
     resource_key: str
     #: The key of the resource with the Spark session; None: this process rewrites parts.
     spark_key: str | None
+    #: Tags of all runs.
+    tags: Mapping[str, str]
 
 
 def build_table_definitions(
@@ -70,6 +76,7 @@ def build_table_definitions(
     ttl: TimeToLive | Expiry | None = None,
     engine: EngineName = "in_process",
     lock: Lock = "pool",
+    max_runtime_s: int | None = MAX_RUNTIME_S,
     merge_newest_cron: str | None = CRONS["merge_newest"],
     merge_oldest_cron: str | None = CRONS["merge_oldest"],
     merge_log_cron: str | None = CRONS["merge_log"],
@@ -104,6 +111,8 @@ def build_table_definitions(
             `dagster dev` has without Postgres, works as with `"claim"`, with a warning. `"claim"`: no pool is used, and
             the claims in the store alone keep the table right. Two runs may then do the same work, and the work of one
             is discarded.
+        max_runtime_s: Seconds after which Dagster's run monitoring ends a run, so that no run holds the lock for ever;
+            None: no limit.
         merge_newest_cron: Cron expression of the job's schedule, as for the other `_cron` arguments; None: no schedule.
         merge_oldest_cron: As `merge_newest_cron`.
         merge_log_cron: As `merge_newest_cron`.
@@ -130,12 +139,15 @@ def build_table_definitions(
     folders_of(key)  # fail now, not when a run opens the table
     _check(key, "engine", engine, ("in_process", "spark"))
     _check(key, "lock", lock, ("pool", "claim"))
+    if max_runtime_s is not None and max_runtime_s < 1:
+        raise InvalidOption(f"{key.to_user_string()}: max_runtime_s is {max_runtime_s}; give at least 1, or None.")
     plan = _Plan(
         key,
         key.to_python_identifier(),
         icedb_pool(key) if lock == "pool" else None,
         resource_key,
         spark_resource_key if engine == "spark" else None,
+        {} if max_runtime_s is None else {MAX_RUNTIME_TAG: str(max_runtime_s)},
     )
     crons = {
         "merge_newest": merge_newest_cron,
@@ -202,7 +214,7 @@ def _checks_job(plan: _Plan, checks: dg.AssetChecksDefinition) -> Any:
         selection=dg.AssetSelection.checks(*checks.check_keys),
         description="Runs the checks of the table. Changes nothing.",
         executor_def=dg.in_process_executor,
-        tags={"icedb/table": plan.name, "icedb/verb": "checks"},
+        tags={"icedb/table": plan.name, "icedb/verb": "checks", **plan.tags},
     )
 
 
@@ -221,7 +233,13 @@ def _job(plan: _Plan, verb: MaintenanceVerb[Any], lock: dg.OpDefinition | None) 
     # In one process: a separate process per step takes seconds to start, and DuckDB does the work.
     return graph.to_job(
         executor_def=dg.in_process_executor,
-        tags={"icedb/table": plan.name, "icedb/verb": verb.name, PRIORITY_TAG: str(verb.priority), **queued},
+        tags={
+            "icedb/table": plan.name,
+            "icedb/verb": verb.name,
+            PRIORITY_TAG: str(verb.priority),
+            **queued,
+            **plan.tags,
+        },
     )
 
 

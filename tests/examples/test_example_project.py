@@ -21,7 +21,7 @@ yaml = pytest.importorskip("yaml")
 from jsonschema import Draft202012Validator
 
 import icedb
-from icedb_dagster import IceDBResource, IceDBTable
+from icedb_dagster import IceDBResource, IceDBTableComponent
 from icedb_dagster.dev import stack
 from tests.support.processes import clean_environment, run_python
 
@@ -193,7 +193,7 @@ def test_definitions_load_without_services_and_schedules_request_complete_days(t
 
 
 def test_the_yaml_of_each_table_matches_the_schema() -> None:
-    schema = Draft202012Validator(IceDBTable.model().model_json_schema())
+    schema = Draft202012Validator(IceDBTableComponent.model().model_json_schema())
     documents = [*yaml.safe_load_all((PROJECT / "web_analytics" / "defs" / "tables" / "defs.yaml").read_text())]
     wrong = {d["attributes"]["table"]: [e.message for e in schema.iter_errors(d["attributes"])] for d in documents}
     tables = ("events", "page_views", "events_quarantine", "sessions", "daily_metrics")

@@ -1,4 +1,4 @@
-"""The component `IceDBTable`: YAML gives the same definitions as Python, and invalid YAML is rejected by name."""
+"""The component `IceDBTableComponent`: YAML and Python give the same definitions, and errors name the attribute."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from icedb_dagster import (
     FreshnessCheck,
     HorizonCheck,
     IceDBResource,
-    IceDBTable,
+    IceDBTableComponent,
     LogDepthCheck,
     MaintenanceSensor,
     ObjectsCheck,
@@ -67,6 +67,7 @@ partitions_def: {type: daily, start_date: "2026-01-01"}
 ttl: {partition_column: day, keep_days: 30, period: month}
 engine: spark
 lock: claim
+max_runtime_s: 600
 schedules: {merge_oldest: null, verify: "1 1 * * *", checks: "@daily"}
 thresholds: {hot_parts: 32, expired_bytes: 1000000000}
 sensors: {maintenance: {interval_s: 60}, commits: {events: observation}}
@@ -108,15 +109,15 @@ SPEC: dict[str, Any] = {
 }
 
 
-def component(attributes: str | dict[str, Any], **scope: Any) -> IceDBTable:
+def component(attributes: str | dict[str, Any], **scope: Any) -> IceDBTableComponent:
     """Resolve the attributes of a document. `scope`: the variables of templates."""
     parsed = yaml.safe_load(attributes) if isinstance(attributes, str) else attributes
     assert [error.message for error in SCHEMA.iter_errors(parsed)] == [], "dg check yaml rejects it"
     context = dg.ResolutionContext.default().with_scope(**scope)
-    return IceDBTable.resolve_from_model(context, TableAttributes.model_validate(parsed))
+    return IceDBTableComponent.resolve_from_model(context, TableAttributes.model_validate(parsed))
 
 
-def defs_of(made: IceDBTable) -> dg.Definitions:
+def defs_of(made: IceDBTableComponent) -> dg.Definitions:
     return made.build_defs(dg.ComponentTree.for_test().load_context)
 
 
@@ -130,7 +131,7 @@ def snap(defs: dg.Definitions) -> Any:
 
 def test_yaml_and_python_give_the_same_definitions() -> None:
     made = component(EVERYTHING)
-    assert made == IceDBTable(
+    assert made == IceDBTableComponent(
         table=dg.AssetKey(["sales", "orders"]),
         asset="observable",
         spec=SPEC,
@@ -138,6 +139,7 @@ def test_yaml_and_python_give_the_same_definitions() -> None:
         ttl=TTL,
         engine="spark",
         lock="claim",
+        max_runtime_s=600,
         schedules={"merge_oldest": None, "verify": "1 1 * * *", "checks": "@daily"},
         thresholds=THRESHOLDS,
         maintenance_sensor=MaintenanceSensor(interval_s=60),
@@ -155,6 +157,7 @@ def test_yaml_and_python_give_the_same_definitions() -> None:
             ttl=TTL,
             engine="spark",
             lock="claim",
+            max_runtime_s=600,
             merge_oldest_cron=None,
             verify_cron="1 1 * * *",
             checks_cron="@daily",
@@ -196,7 +199,7 @@ def test_a_plain_table_has_jobs_and_an_external_table_has_an_asset(recwarn: pyte
         ({"table": dg.AssetKey(["a", "_log"])}, "'_log' is not a folder name"),
     ):
         with pytest.raises(InvalidOption, match=message):
-            IceDBTable(**{"table": dg.AssetKey("a"), **wrong})  # type: ignore[arg-type]
+            IceDBTableComponent(**{"table": dg.AssetKey("a"), **wrong})  # type: ignore[arg-type]
     for key in ("''", "[]", "a//b", "../up"):
         with pytest.raises(InvalidOption, match="is not a folder name"):
             component(f"table: {key}")
@@ -356,7 +359,7 @@ def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -
     done = run_python("-W", "ignore", "-m", "tests.support.dagster.dg_story", cwd=tmp_path, env=env)
     story = [json.loads(line) for line in done.stdout.splitlines()]
     listed, *scaffolded, good_yaml, good_defs, pools, bad_yaml, bad_defs = story
-    [entry] = [item for item in json.loads(listed[2])["items"] if item["key"] == "icedb_dagster.IceDBTable"]
+    [entry] = [item for item in json.loads(listed[2])["items"] if item["key"] == "icedb_dagster.IceDBTableComponent"]
     assert entry["summary"].startswith("An IceDB table: its asset, maintenance jobs")
     assert [code for _, code, _ in (*scaffolded, good_yaml, good_defs, bad_yaml, bad_defs)] == [0, 0, 0, 0, 1, 1]
     assert "All component YAML validated successfully" in good_yaml[2]
@@ -406,7 +409,7 @@ def test_200_tables_in_one_yaml_load_without_a_connection(tmp_path: Path) -> Non
     kinds = ("none", "external", "observable")
     documents = [
         {
-            "type": "icedb_dagster.IceDBTable",
+            "type": "icedb_dagster.IceDBTableComponent",
             "attributes": {
                 "table": f"team/t{number}",
                 "asset": kinds[number % 3],

@@ -49,7 +49,7 @@ PUBLIC = {
         "icedb.engines.polars.lazy_frames": "scan",
         "icedb_dagster": """
             CommitsSensor ConnectSpark EmrServerlessSpark EmrSpark FreshnessCheck HorizonCheck
-            IceDBIOManager IceDBResource IceDBTable LocalSpark LogDepthCheck MaintenanceSensor ObjectsCheck
+            IceDBIOManager IceDBResource IceDBTableComponent LocalSpark LogDepthCheck MaintenanceSensor ObjectsCheck
             QuarantineCheck SchemaCheck SmallPartsCheck SparkPlace StandaloneSpark TableChecks TimeToLive
             build_observation build_table_checks build_table_definitions ensure_pool icedb_pool
             observable_table spark_progress table_spec

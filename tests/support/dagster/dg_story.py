@@ -46,8 +46,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     create_project(PROJECT)
     dg("list components --json")
-    dg("scaffold defs icedb_dagster.IceDBTable orders --ttl-column month --keep-days 30")
-    dg("scaffold defs icedb_dagster.IceDBTable sales/returns")
+    dg("scaffold defs icedb_dagster.IceDBTableComponent orders --ttl-column month --keep-days 30")
+    dg("scaffold defs icedb_dagster.IceDBTableComponent sales/returns")
     dg("check yaml")
     dg("check defs")
     with contextlib.chdir(PROJECT):
