@@ -139,7 +139,8 @@ def dagster_spark() -> None:
 
     @dg.asset
     def numbers(pyspark: LazyPySparkResource) -> DataFrame:
-        return pyspark.spark_session.range(10)
+        frame: DataFrame = pyspark.spark_session.range(10)
+        return frame
 
     @dg.asset
     def squares(numbers: DataFrame) -> DataFrame:
