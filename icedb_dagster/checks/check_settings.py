@@ -259,6 +259,9 @@ class TableChecks:
         freshness: Checks the age of the newest rows.
         horizon: Checks how far back snapshots reach, and how long superseded rows are stored.
         thresholds: Limits for small parts of a partition, and for log files.
+        with_materializations: Whether the checks `objects`, `small_parts`, `log_depth` and `horizon` also run with each
+            materialization of the asset. By default they run in their own job only: they are about the table, and not
+            about the rows of a materialization. A blocking check always runs.
 
     Raises:
         InvalidOption: Every check is None.
@@ -275,6 +278,7 @@ class TableChecks:
     freshness: FreshnessCheck | None = None
     horizon: HorizonCheck | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
+    with_materializations: bool = False
 
     def __post_init__(self) -> None:
         if not self.chosen:

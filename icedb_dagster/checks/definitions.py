@@ -3,6 +3,9 @@
 Building definitions does not access the store, and is cheap. It works for assets of any kind: materialized here, filled
 by other programs, observed. If the table is missing or its log cannot be read, every check fails. An error that is
 not about the table (no response from the store, access denied) fails the run.
+
+Dagster runs the checks of an asset with each of its materializations. The checks of the table's health do nothing then,
+because they have a job of their own.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
@@ -33,6 +36,9 @@ _CHECKS: Mapping[str, tuple[Callable[[CheckContext, Any], Verdict], str]] = {
         "Snapshots reach back far enough, and deleted rows are not stored for too long.",
     ),
 }
+
+#: Checks of the state of the whole table, which a materialization hardly changes.
+_OF_HEALTH = frozenset({"objects", "small_parts", "log_depth", "horizon"})
 
 
 def build_table_checks(
@@ -70,7 +76,14 @@ def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefini
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         resource: IceDBResource = getattr(context.resources, resource_key)
         wanted = {selected.name for selected in context.selected_asset_check_keys}
+        if not checks.with_materializations and key in context.job_def.asset_layer.selected_asset_keys:
+            wanted -= {
+                n for n in _OF_HEALTH if (settings := checks.chosen.get(n)) is not None and not settings.blocking
+            }
         chosen = {n: settings for n, settings in checks.chosen.items() if n in wanted}
+        if not chosen:
+            context.log.info("the checks of the table's health run in the job %s_checks", name)
+            return
         for check, verdict in _verdicts(resource, key, checks, chosen).items():
             context.log.info("%s: %s", check, verdict.description)
             yield _result(check, chosen[check], verdict)

@@ -27,6 +27,8 @@ def _check_of(settings: Any) -> Any:
     return Annotated[choice[None, model_of(settings)], Field(description=text)], None
 
 
+_WITH = "Whether the checks of the table's health also run with each materialization of the asset."
+
 if TYPE_CHECKING:  # a type checker cannot see the fields of generated models
     _Ttl: TypeAlias = dict[str, Any]
     _Thresholds: TypeAlias = dict[str, Any]
@@ -39,7 +41,11 @@ else:
     _Thresholds = model_of(Thresholds)
     _Maintenance = model_of(MaintenanceSensor, without="thresholds")
     _Commits = model_of(CommitsSensor)
-    _Checks = model(TableChecks, {name: _check_of(settings) for name, settings in CHECKS.items()})
+    _Checks = model(
+        TableChecks,
+        {name: _check_of(settings) for name, settings in CHECKS.items()}
+        | {"with_materializations": (Templated[bool], Field(default=False, description=_WITH))},
+    )
     _Schedules = create_model(
         "SchedulesAttributes", __base__=Attributes, **dict.fromkeys(CRONS, (Templated[Cron | None], None))
     )

@@ -499,10 +499,16 @@ def test_checks_of_a_missing_table_fail(lake: IceDBResource) -> None:
     assert all(not e.passed and "there is no table" in (e.description or "") for e in results.values())
 
 
-def test_a_materialization_runs_all_checks_and_a_job_may_run_one(lake: IceDBResource) -> None:
-    defs = checked(lake, assets=[filled_here])
+def test_a_materialization_runs_the_checks_of_its_rows_and_a_job_runs_any(lake: IceDBResource) -> None:
     key = dg.AssetKey("events")
-    results = run_job(defs, "__ASSET_JOB", asset_selection=[key], partition_key="a")
+    run = {"asset_selection": [key], "partition_key": "a"}
+    assert set(run_job(checked(lake, assets=[filled_here]), "__ASSET_JOB", **run)) == {"quarantine"}
+    blocking = TableChecks(small_parts=SmallPartsCheck(blocking=True))
+    assert set(run_job(checked(lake, blocking, [filled_here]), "__ASSET_JOB", **run)) == {"quarantine", "small_parts"}
+    only_health = TableChecks(quarantine=None)
+    assert not run_job(checked(lake, only_health, [filled_here]), "__ASSET_JOB", **run)
+    always = TableChecks(with_materializations=True)
+    results = run_job(checked(lake, always, [filled_here]), "__ASSET_JOB", **run)
     assert len(results) == 4
     assert all(e.passed for e in results.values())
     assert results["objects"].description == "Nothing is missing: 1 live part with the sizes in the log."
