@@ -33,7 +33,7 @@ def _bytes_per_row(stage: StagedBatch, piece: PartitionRange) -> float:
     rows = min(SAMPLE_ROWS, stage.spec.row_group_rows, piece.rows)
     sample = PartitionRange(piece.first + (piece.rows - rows) // 2, rows, piece.partition)
     path = None if stage.is_encodable else stage.folder / "sample.parquet"
-    part = stage.encode(stage.read(sample.first, rows), sample, path)
+    part = stage.encode(stage.read(sample.first, rows), sample, stage.settings(), path)
     if path is not None:
         path.unlink()
     return part.file.bytes / rows

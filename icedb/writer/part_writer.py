@@ -22,7 +22,7 @@ from icedb.util.clock import Clock
 from icedb.util.progress import Advance, progress
 from icedb.util.thread_pool import SynchronousExecutor, start_thread_pool
 from icedb.writer.batch_schema import WriteContext
-from icedb.writer.encoding.parquet_encoder import EncodedFile
+from icedb.writer.encoding.parquet_encoder import EncodedFile, ParquetSettings
 from icedb.writer.encoding.parquet_file import EncodedPart
 from icedb.writer.encoding.part_stats import PartBounds, encode_bounds
 from icedb.writer.part_sizing import split_ranges
@@ -142,11 +142,12 @@ class _Writing:
         written: list[tuple[Future[StoredPart], PartBounds]] = []
         try:
             gathered = self._gather(group)
+            settings = self.stage.settings()
             for key, piece in group:
                 self.room.acquire()
                 if self.stopped.is_set():
                     break
-                part = self._encode(key, piece, gathered, piece.first - group[0][1].first)
+                part = self._encode(key, piece, settings, gathered, piece.first - group[0][1].first)
                 self.begun.append(key)
                 written.append((self.putting.submit(self._put, key, part.file), part.bounds))
         except BaseException:
@@ -164,7 +165,9 @@ class _Writing:
         rows = sum(piece.rows for _, piece in group)
         return None if len(group) == 1 else pa.concat_tables(self.stage.read(group[0][1].first, rows))
 
-    def _encode(self, key: str, piece: PartitionRange, gathered: pa.Table | None, offset: int) -> EncodedPart:
+    def _encode(
+        self, key: str, piece: PartitionRange, settings: ParquetSettings, gathered: pa.Table | None, offset: int
+    ) -> EncodedPart:
         stage = self.stage
         tables: Iterable[pa.Table] = (
             [gathered.slice(offset, piece.rows)] if gathered is not None else stage.read(piece.first, piece.rows)
@@ -172,7 +175,7 @@ class _Writing:
         if stage.in_arrow is not None:
             tables = list(tables)
         path = stage.folder / key.rpartition("/")[2] if stage.in_arrow is None and gathered is None else None
-        part = stage.encode(tables, piece, path)
+        part = stage.encode(tables, piece, settings, path)
         if part.file.rows != piece.rows:
             raise InvariantViolated(
                 f"{stage.context.table}: the partition '{piece.partition}' has {piece.rows} rows, and {part.file.rows} "

@@ -116,13 +116,18 @@ class StagedBatch:
         """Whether pyarrow writes the types of all columns as DuckDB does."""
         return arrow_schema(self.columns) is not None
 
-    def encode(self, tables: Iterable[pa.Table], piece: PartitionRange, path: Path | None) -> EncodedPart:
+    def settings(self) -> ParquetSettings:
+        """Return the settings of the parts. Parts of few rows that are encoded with one object have equal encodings."""
+        return ParquetSettings(self.context.table, self.spec, INSERT_LEVEL)
+
+    def encode(
+        self, tables: Iterable[pa.Table], piece: PartitionRange, settings: ParquetSettings, path: Path | None
+    ) -> EncodedPart:
         """Encode the rows of a piece as one Parquet file, in memory or at `path`. It is thread-safe.
 
         Raises as `read`.
         """
         statistics = statistics_columns(self.context.spec.sort_by, self.columns, self.context.expressions)
-        settings = ParquetSettings(self.context.table, self.spec, INSERT_LEVEL)
         if self.is_encodable or path is None:
             return encode_tables(tables, settings, statistics, rows=piece.rows, path=path)
         with self.con.cursor() as con:

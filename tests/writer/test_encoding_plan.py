@@ -20,7 +20,7 @@ CHANCE = np.random.default_rng(7)
 
 def plan(values: Sequence[Any] | pa.Array, rows: int) -> EncodingPlan:
     sample = pa.table({"v": values}).slice(0, SAMPLE_ROWS)
-    return plan_encodings(uuid.uuid4().hex, sample, rows)
+    return plan_encodings(uuid.uuid4().hex, sample, rows, small_plans={})
 
 
 @pytest.mark.parametrize("rows", [1_000, 100_000])

@@ -16,7 +16,7 @@ from icedb.format.records import Stats
 from icedb.format.table_spec import TableSpec
 from icedb.sql.column_stats import TEXT_TYPES, encode_statistics, figures_sql
 from icedb.sql.connections import connect_sandbox, quote_name, quote_text
-from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings
+from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings, compact_dictionaries
 from icedb.writer.encoding.parquet_file import EncodedPart, encode_tables, write_query
 from icedb.writer.encoding.part_stats import encode_bounds
 
@@ -138,3 +138,17 @@ def test_duckdb_writes_a_type_that_pyarrow_lacks(tmp_path: Path) -> None:
     stats, part = written(tmp_path / "a.parquet", columns, query)
     assert part.file.rows == 9
     assert stats == stats_of_file({"n": "BIGINT", "large": "DOUBLE"}, tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 400])
+def test_a_slice_keeps_the_values_of_its_rows_only(rows: int) -> None:
+    """A few rows of a large dictionary are compacted by the rows, and many by the dictionary."""
+    values = [f"v{n:04}" for n in range(1_000)]
+    column = pa.array([values[n * 7 % 1_000] if n % 5 else None for n in range(1_000)]).dictionary_encode()
+    part = pa.table({"v": column}).slice(10, rows)
+    compact = compact_dictionaries(part)
+    assert compact["v"].to_pylist() == part["v"].to_pylist()
+    stored = compact["v"].combine_chunks().dictionary.to_pylist()
+    of_whole = column.dictionary.to_pylist()
+    assert set(stored) == {v for v in part["v"].to_pylist() if v is not None}
+    assert stored == [v for v in of_whole if v in set(stored)]  # in the same order

@@ -29,7 +29,7 @@ __all__ = ["SAMPLE_ROWS", "EncodingPlan", "leaf_columns", "plan_encodings"]
 SAMPLE_ROWS = 4_096
 # To try the encodings of a smaller sample takes longer than to encode it.
 _TRIED_ROWS_MIN = 128
-# The plan of a smaller sample is not kept, because other parts of few rows differ from it.
+# The plan of a smaller sample is kept for adjacent parts only, because others of few rows differ from it.
 _KEPT_ROWS_MIN = 1_024
 # Tables, each with the plans of few sizes of parts.
 _KEPT_MAX = 256
@@ -50,11 +50,14 @@ _kept: LruCache[tuple[Any, ...], EncodingPlan] = LruCache(_KEPT_MAX)
 _lock = threading.Lock()
 
 
-def plan_encodings(table: str, sample: pa.Table, part_rows: int) -> EncodingPlan:
+def plan_encodings(
+    table: str, sample: pa.Table, part_rows: int, *, small_plans: dict[Any, EncodingPlan]
+) -> EncodingPlan:
     """Return the encodings for parts of about `part_rows` rows. `sample` has adjacent rows of a part, in its order.
 
     Without a trial, a few rows have delta-encoded integers and times, and no dictionary, which would take more space.
-    The plan of a table (by its address) and its columns is kept for parts of similar size.
+    The plan of a table (by its address) and its columns is kept for parts of similar size. `small_plans` keeps those of
+    small samples.
     """
     if sample.num_rows < _TRIED_ROWS_MIN:
         flat = {field.name: field.type for field in sample.schema if not field.type.num_fields}
@@ -65,12 +68,15 @@ def plan_encodings(table: str, sample: pa.Table, part_rows: int) -> EncodingPlan
         }
         return EncodingPlan((), packed)
     key = (table, *sample.schema.names, *map(str, sample.schema.types), part_rows.bit_length() // 2)
+    is_small = sample.num_rows < _KEPT_ROWS_MIN
     with _lock:
-        plan = _kept.get(key)
+        plan = small_plans.get(key) if is_small else _kept.get(key)
     if plan is None:
         plan = _selected(sample, part_rows)
-        if sample.num_rows >= _KEPT_ROWS_MIN:
-            with _lock:
+        with _lock:
+            if is_small:
+                small_plans[key] = plan
+            else:
                 _kept.put(key, plan)
     return plan
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedWriter
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from icedb.format.table_spec import TableSpec
 from icedb.writer.encoding.bloom_filters import filter_options
-from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, leaf_columns, plan_encodings
+from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, EncodingPlan, leaf_columns, plan_encodings
 
 __all__ = [
     "INSERT_LEVEL",
@@ -52,11 +52,13 @@ class ParquetSettings:
     """The settings of a table's files.
 
     `table`: its address, by which selected encodings are kept. `level`: the zstd level, if that is its compression.
+    `small_plans` keeps the encodings of parts of few rows, which differ from batch to batch.
     """
 
     table: str
     spec: TableSpec
     level: int
+    small_plans: dict[Any, EncodingPlan] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 def _options(settings: ParquetSettings, first: pa.Table, rows: int) -> dict[str, Any]:
     middle = max(0, min(first.num_rows, settings.spec.row_group_rows) - SAMPLE_ROWS) // 2
-    plan = plan_encodings(settings.table, first.slice(middle, SAMPLE_ROWS), min(rows, settings.spec.row_group_rows))
+    part_rows = min(rows, settings.spec.row_group_rows)
+    plan = plan_encodings(settings.table, first.slice(middle, SAMPLE_ROWS), part_rows, small_plans=settings.small_plans)
     return {
         "compression": _CODECS.get(settings.spec.compression, settings.spec.compression),
         "compression_level": settings.level if settings.spec.compression == "zstd" else None,
@@ -228,9 +231,20 @@ def compact_dictionaries(table: pa.Table) -> pa.Table:
     return table
 
 
+# A slice with this many times fewer rows than its dictionary has values is compacted by its rows.
+_SMALL_SLICE = 8
+
+
 def _compact(column: pa.DictionaryArray) -> pa.DictionaryArray:
     values = len(column.dictionary)
     indices = column.indices.drop_null() if column.null_count else column.indices
+    if len(indices) * _SMALL_SLICE < values:  # do not visit each value of the dictionary for few rows
+        used, new_indices = np.unique(indices.to_numpy(), return_inverse=True)
+        codes = np.zeros(len(column), np.int32)
+        is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
+        codes[~is_null] = new_indices
+        taken = pa.array(codes, mask=is_null)
+        return pa.DictionaryArray.from_arrays(taken, column.dictionary.take(pa.array(used)))
     is_used = np.bincount(indices.to_numpy(), minlength=values).astype(bool)
     if is_used.all():
         return column
