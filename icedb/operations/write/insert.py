@@ -175,6 +175,8 @@ def staged(
     """Yield the staged batch, and the memory for writes to other tables. A dry run only reads the log."""
     if on_conflict not in get_args(OnConflict):
         raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; give 'raise', 'cast' or 'quarantine'.")
+    if isinstance(partitions_max, int) and partitions_max < 1:
+        raise InvalidOption(f"{handle.table}: partitions_max is {partitions_max}; pass at least 1, or None.")
     memory_bytes = check_write_memory(memory_bytes, table=handle.table)
     if dry_run:
         handle.read(fresh=True)
