@@ -38,18 +38,23 @@ class Rows:
     """Selected rows of a snapshot.
 
     `where` is a predicate over the partition columns. `columns` and `condition` come from the input's metadata. For
-    each of the three, None selects everything. `session` returns the Spark session for a DataFrame.
+    each of the three, None selects everything. `session` returns the Spark session for a DataFrame; None: the
+    active one.
     """
 
     snapshot: Snapshot
     where: str | None
     columns: Sequence[str] | None
     condition: Expression | None
-    session: Callable[[], Any]
+    session: Callable[[], Any] | None = None
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, where: str | None, metadata: Mapping[str, Any], session: Callable[[], Any]
+        cls,
+        snapshot: Snapshot,
+        where: str | None,
+        metadata: Mapping[str, Any],
+        session: Callable[[], Any] | None = None,
     ) -> "Rows":
         """Select rows as the metadata of an `AssetIn` requests with `columns` and `where`.
 
@@ -245,7 +250,8 @@ def _spark_frame(rows: Rows) -> Any:
     from icedb import spark as icedb_spark
 
     rows.check_of_partitions("DataFrame of Spark")
-    return icedb_spark.frame(rows.session(), rows.snapshot, where=rows.predicate, columns=rows.columns)
+    session = rows.session() if rows.session is not None else spark_session((), table=rows.snapshot.table)
+    return icedb_spark.frame(session, rows.snapshot, where=rows.predicate, columns=rows.columns)
 
 
 _EMPTY: Mapping[str, Callable[[pa.Table], Any]] = {
