@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -13,9 +14,11 @@ from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
 from tests.ui.conftest import FLAGS
 
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_search_of_the_site_works_without_a_server(scheme: str, site: Path) -> None:
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_search_of_the_site_works_without_a_server(scheme: Literal["light", "dark"], site: Path) -> None:
     beyond: list[str] = []
     problems: list[str] = []
     with sync_playwright() as playwright:
