@@ -26,7 +26,7 @@ from icedb.sql.expressions import Expression, items_sql, parse_expression, repla
 from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import describe, typed_nothing
 
-__all__ = ["Predicate", "check_partition_predicate", "check_predicate", "matching"]
+__all__ = ["Predicate", "check_partition_predicate", "check_predicate", "matching", "matching_each"]
 
 _VALUE = f"{RESERVED}value"
 _PATH = f"{RESERVED}path"
@@ -228,15 +228,34 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
     Raises InvalidPartitionExpression, see `check_partition_predicate`.
     """
     condition = check_partition_predicate(where, types, table=table)
-    typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
-    values = [decode_partition(path) for path in partitions]
-    texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
     with scratch_connection() as con:
-        con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
+        rows_of_t = _register_paths(con, partitions, types)
         try:
-            rows_of_t = f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
             matches = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
             return sorted(str(path) for (path,) in matches.fetchall())
         except duckdb.Error as error:
             why = f"cannot be evaluated ({str(error).splitlines()[0]})"
             raise _partition_refusal(where, types, table=table)(why) from None
+
+
+def matching_each(partitions: Sequence[str], conditions: Sequence[str], types: Mapping[str, str]) -> list[list[str]]:
+    """Return the partitions for which each of the conditions is true, as `matching` does, in one query.
+
+    The disjunction of the conditions must have been checked. Raises DuckDB's errors.
+    """
+    if not conditions:
+        return []
+    are_true = ", ".join(f"(\n{condition}\n)" for condition in conditions)
+    with scratch_connection() as con:
+        rows_of_t = _register_paths(con, partitions, types)
+        rows = con.execute(f"SELECT {_PATH}, [{are_true}] FROM ({rows_of_t}) AS t ORDER BY {_PATH}").fetchall()
+    return [[str(path) for path, is_true in rows if is_true[n]] for n in range(len(conditions))]
+
+
+def _register_paths(con: duckdb.DuckDBPyConnection, partitions: Sequence[str], types: Mapping[str, str]) -> str:
+    """Register paths, and return the query of their values with these types."""
+    typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
+    values = [decode_partition(path) for path in partitions]
+    texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
+    con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
+    return f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"

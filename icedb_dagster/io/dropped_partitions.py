@@ -11,6 +11,7 @@ from icedb import Snapshot
 from icedb.errors import InvalidOption
 from icedb_dagster.metadata.table_metadata import PARTITION_ROWS
 from icedb_dagster.partitioning.partitions import Selection
+from icedb_dagster.partitioning.parts_by_key import parts_by_key
 
 __all__ = ["check_not_dropped"]
 
@@ -21,7 +22,7 @@ _NAMED_MAX = 3
 
 def check_not_dropped(instance: dg.DagsterInstance, key: dg.AssetKey, selection: Selection, snapshot: Snapshot) -> None:
     """Raise InvalidOption if a selected partition of the asset has no rows, and its last materialization had some."""
-    empty = [name for name in selection.keys if not _has_parts(snapshot, selection.only(name))]
+    empty = [name for name, parts in parts_by_key(snapshot, selection).items() if not parts]
     materialized = _row_counts(instance, key, empty) if empty else {}
     dropped = [name for name in empty if materialized.get(name)]
     if not dropped:
@@ -33,12 +34,6 @@ def check_not_dropped(instance: dg.DagsterInstance, key: dg.AssetKey, selection:
         "or deleted. Materialize them again, or leave them out of this run. To read them as empty, set "
         "metadata={'on_dropped': 'empty'} in the AssetIn."
     )
-
-
-def _has_parts(snapshot: Snapshot, selection: Selection) -> bool:
-    if not snapshot.parts:
-        return False
-    return bool(snapshot.in_partitions(selection.predicate(snapshot.partition_schema)))
 
 
 def _row_counts(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable[str]) -> dict[str, int]:

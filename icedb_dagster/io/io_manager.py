@@ -39,6 +39,7 @@ from icedb_dagster.metadata.table_metadata import (
 )
 from icedb_dagster.partitioning.alignment import check_alignment
 from icedb_dagster.partitioning.partitions import Selection, select_partitions
+from icedb_dagster.partitioning.parts_by_key import parts_by_key
 from icedb_dagster.resource import IceDBResource
 from icedb_dagster.resource_fields import CheckedFields
 
@@ -353,29 +354,23 @@ def _report(
     metadata = materialization_metadata(snapshot, partitions=predicate, preview_rows=options.preview_rows)
     step = _step(context)
     if step is not None and selection is not None and len(selection.keys) > 1:
-        _report_each_partition(context, step, snapshot, selection, metadata)
+        metadata.pop(PARTITION_ROWS, None)  # each partition would show the sum of all
+        if predicate is not None:
+            large = {name: metadata.pop(name) for name in LARGE_METADATA if name in metadata}
+            _report_each_partition(context, step, snapshot, selection, large)
     context.add_output_metadata({**metadata, **commit_figures})
     if step is not None and not step.has_data_version(context.asset_key):
         step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
 
 
 def _report_each_partition(
-    context: dg.OutputContext,
-    step: Any,
-    snapshot: Snapshot,
-    selection: Selection,
-    metadata: dict[str, dg.MetadataValue],
+    context: dg.OutputContext, step: Any, snapshot: Snapshot, selection: Selection, large: Mapping[str, Any]
 ) -> None:
-    """Report the rows of each partition, and what is large in the event of the last one. It leaves `metadata`."""
-    metadata.pop(PARTITION_ROWS, None)  # each partition would show the sum of all
-    large = {name: metadata.pop(name) for name in LARGE_METADATA if name in metadata}
-    for key in selection.keys:
-        of_key = large if key == selection.keys[-1] else {}
-        predicate = _reported_partitions(snapshot, selection.only(key))
-        if predicate is not None:
-            of_key = {**of_key, **partition_rows(snapshot, predicate)}
-        if of_key:
-            step.add_asset_metadata(of_key, asset_key=context.asset_key, partition_key=key)
+    """Report the rows of each partition in its event, and metadata with large values in the last one only."""
+    for key, parts in parts_by_key(snapshot, selection).items():
+        rows = partition_rows(snapshot, partial(list, parts))
+        of_key = {**rows, **(large if key == selection.keys[-1] else {})}
+        step.add_asset_metadata(of_key, asset_key=context.asset_key, partition_key=key)
 
 
 def _reported_partitions(snapshot: Snapshot, selection: Selection | None) -> str | None:

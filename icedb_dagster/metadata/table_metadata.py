@@ -7,7 +7,7 @@ commit that has happened, so if one fails, its metadata has the reason, and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -17,6 +17,7 @@ import icedb
 from icedb.errors import IceDBError
 from icedb.operations.health.size_chart import PartSizes
 from icedb.sql.connections import quote_name
+from icedb.storage.parts import Part
 from icedb_dagster.metadata.markdown import table
 from icedb_dagster.metadata.size_chart import markdown_picture
 
@@ -91,7 +92,8 @@ def materialization_metadata(
     """
     metadata = table_metadata(snapshot)
     if partitions is not None:
-        metadata |= partition_rows(snapshot, partitions)
+        # An empty table may have no columns.
+        metadata |= partition_rows(snapshot, lambda: snapshot.in_partitions(partitions) if snapshot.parts else [])
     if preview_rows > 0:
         metadata["icedb/preview"] = _or_why_not(lambda: _preview(snapshot, partitions, preview_rows))
     metadata["icedb/part_sizes"] = _or_why_not(
@@ -100,9 +102,9 @@ def materialization_metadata(
     return metadata
 
 
-def partition_rows(snapshot: icedb.Snapshot, partitions: str) -> dict[str, dg.MetadataValue]:
-    """Return the metadata with the number of rows in some partitions, or the reason why it is unknown."""
-    rows = _or_why_not(lambda: _partition_rows(snapshot, partitions))
+def partition_rows(snapshot: icedb.Snapshot, list_parts: Callable[[], Sequence[Part]]) -> dict[str, dg.MetadataValue]:
+    """Return the metadata with the number of rows in parts of a snapshot, or the reason why it is unknown."""
+    rows = _or_why_not(lambda: _row_count(snapshot, list_parts()))
     # Dagster's own key accepts only a number.
     return {PARTITION_ROWS if isinstance(rows, dg.IntMetadataValue) else "icedb/partition_row_count": rows}
 
@@ -149,8 +151,7 @@ def _or_why_not(make: Callable[[], dg.MetadataValue]) -> dg.MetadataValue:
         return dg.MetadataValue.text(f"not available ({type(error).__name__}); see the run's log")
 
 
-def _partition_rows(snapshot: icedb.Snapshot, partitions: str) -> dg.MetadataValue:
-    parts = snapshot.in_partitions(partitions) if snapshot.parts else []  # an empty table may have no columns
+def _row_count(snapshot: icedb.Snapshot, parts: Sequence[Part]) -> dg.MetadataValue:
     if any(part.rows is None or snapshot.is_older(part) for part in parts):
         return dg.MetadataValue.text("unknown without reading: some parts are of another program or partitioning")
     return dg.MetadataValue.int(sum(part.rows or 0 for part in parts))
