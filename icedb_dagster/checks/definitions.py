@@ -76,11 +76,9 @@ def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefini
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         resource: IceDBResource = getattr(context.resources, resource_key)
         wanted = {selected.name for selected in context.selected_asset_check_keys}
-        if not checks.with_materializations and key in context.job_def.asset_layer.selected_asset_keys:
-            wanted -= {
-                n for n in _OF_HEALTH if (settings := checks.chosen.get(n)) is not None and not settings.blocking
-            }
-        chosen = {n: settings for n, settings in checks.chosen.items() if n in wanted}
+        is_materialization = key in context.job_def.asset_layer.selected_asset_keys
+        skipped = _OF_HEALTH if is_materialization and not checks.with_materializations else frozenset()
+        chosen = {n: s for n, s in checks.chosen.items() if n in wanted and (s.blocking or n not in skipped)}
         if not chosen:
             context.log.info("the checks of the table's health run in the job %s_checks", name)
             return

@@ -96,7 +96,7 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
             partitions_max=partial(partitions_limit, selection, table.handle.expressions, options.partitions_max),
         )
     except TooManyPartitions as error:
-        hint = selection and time_values_hint(selection, table.handle.expressions)
+        hint = selection and time_values_hint(selection, table.handle.expressions, table.handle.columns)
         raise TooManyPartitions(
             f"{error} {hint or f'To allow more than {options.partitions_max}, set icedb/partitions_max.'}"
         ) from None

@@ -165,11 +165,11 @@ def build_table_definitions(
     asset_checks = None if checks is None else build_table_checks(key, checks, resource_key=resource_key)
     started: dict[str, Job] = {**jobs, **({} if asset_checks is None else {"checks": _checks_job(plan, asset_checks)})}
     scheduled = {name: cron for name, cron in crons.items() if name in started and cron is not None}
-    by_name = {verb.name: verb for verb in verbs if verb.may_be_idle}
+    idle = {verb.name: IdleCheck(key, resource_key, verb) for verb in verbs if verb.may_be_idle}
     return dg.Definitions(
         jobs=[*started.values()],
         schedules=[
-            build_schedule(started[name], cron, running=running, idle=_idle(plan, by_name.get(name)))
+            build_schedule(started[name], cron, running=running, idle=idle.get(name))
             for name, cron in scheduled.items()
         ],
         sensors=_sensors(plan, jobs, maintenance_sensor, commits_sensor, running=running),
@@ -180,11 +180,6 @@ def build_table_definitions(
 def _check(key: dg.AssetKey, name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise InvalidOption(f"{key.to_user_string()}: {name} is {value!r}; give '{choices[0]}' or '{choices[1]}'.")
-
-
-def _idle(plan: _Plan, verb: MaintenanceVerb[Any] | None) -> IdleCheck | None:
-    """Return the check whether a verb has nothing to do; None if its job always runs."""
-    return None if verb is None else IdleCheck(plan.key, plan.resource_key, verb)
 
 
 def _sensors(

@@ -13,7 +13,7 @@ import dagster as dg
 import icedb
 from icedb.storage.parts import Part
 from icedb_dagster.metadata import markdown
-from icedb_dagster.metadata.data_versions import DATA_VERSION_TAG
+from icedb_dagster.metadata.data_versions import DATA_VERSION_TAG, recorded_data_version
 from icedb_dagster.sensors.partition_keys import PartitionKeys
 
 __all__ = ["dropped_table", "observed_as_dropped"]
@@ -57,7 +57,7 @@ def observed_as_dropped(
             rows[name] = rows.get(name, 0) + (part.rows or 0)
     live = {keys.of_part(part) for part in snapshot.parts}
     for name in sorted(rows.keys() - live)[:_EVENTS_MAX]:
-        version = _data_version(context.instance, key, name)
+        version = recorded_data_version(context.instance, key, partition=name)
         yield dg.AssetObservation(
             key,
             partition=name,
@@ -65,11 +65,3 @@ def observed_as_dropped(
             metadata={"icedb/dropped_rows": dg.MetadataValue.int(rows[name])},
             tags={} if version is None else {DATA_VERSION_TAG: version},
         )
-
-
-def _data_version(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> str | None:
-    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
-    for record in instance.fetch_materializations(wanted, limit=1).records:
-        if record.asset_materialization is not None:
-            return (record.asset_materialization.tags or {}).get(DATA_VERSION_TAG)
-    return None

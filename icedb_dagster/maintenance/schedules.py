@@ -36,19 +36,18 @@ class IdleCheck:
 
 def build_schedule(job: Any, cron: str, *, running: bool, idle: IdleCheck | None) -> dg.ScheduleDefinition:
     """Return the schedule of a job, or of an unresolved asset job. `idle`: skip a tick without work."""
-    started = "Running by default." if running else "Stopped by default."
-    status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
-    name = f"{job.name}_schedule"
-    if idle is None:
-        return dg.ScheduleDefinition(
-            name=name, job=job, cron_schedule=cron, default_status=status, description=f"Starts {job.name}. {started}"
-        )
+    skipping: dict[str, Any] = {}
+    if idle is not None:
+        skipping = {
+            "execution_fn": lambda context, **_: idle.tick(context),
+            "required_resource_keys": {idle.resource_key},
+        }
     return dg.ScheduleDefinition(
-        name=name,
+        name=f"{job.name}_schedule",
         job=job,
         cron_schedule=cron,
-        default_status=status,
-        description=f"Starts {job.name} if it has anything to do. {started}",
-        execution_fn=lambda context, **_: idle.tick(context),
-        required_resource_keys={idle.resource_key},
+        default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
+        description=f"Starts {job.name}{' if it has anything to do' if idle is not None else ''}. "
+        f"{'Running by default.' if running else 'Stopped by default.'}",
+        **skipping,
     )

@@ -46,17 +46,20 @@ def data_version(
     return dg.DataVersion(snapshot.id)
 
 
-def recorded_data_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
-    """Return the data version of the asset's last event that has one."""
-    recorded = _latest(instance, key)
+def recorded_data_version(
+    instance: dg.DagsterInstance, key: dg.AssetKey, *, partition: str | None = None
+) -> str | None:
+    """Return the data version of the last event of an asset, or of one of its partitions, if it has one."""
+    recorded = _latest(instance, key, partition)
     return None if recorded is None else recorded.version
 
 
-def _latest(instance: dg.DagsterInstance, key: dg.AssetKey) -> _Recorded | None:
-    """Return the data version of the asset's last materialization or observation, if it has one."""
+def _latest(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None = None) -> _Recorded | None:
+    """Return the data version of the last materialization or observation, if it has one."""
+    wanted = key if partition is None else dg.AssetRecordsFilter(key, asset_partitions=[partition])
     records = [
-        *instance.fetch_materializations(key, limit=1).records,
-        *instance.fetch_observations(key, limit=1).records,
+        *instance.fetch_materializations(wanted, limit=1).records,
+        *instance.fetch_observations(wanted, limit=1).records,
     ]
     for record in sorted(records, key=lambda record: record.storage_id, reverse=True):
         entry = record.event_log_entry

@@ -79,9 +79,17 @@ def partitions_limit(
     return min(partitions_max, len(selection.keys)) if points else partitions_max
 
 
-def time_values_hint(selection: Selection, expressions: Iterable[PartitionExpression]) -> str:
-    """Return the remedy for too many partitions, if the asset's time windows are values of one column, else ''."""
+def time_values_hint(
+    selection: Selection, expressions: Iterable[PartitionExpression], schema: Mapping[str, str]
+) -> str:
+    """Return the remedy for too many partitions, if the asset's time windows are values of a TIMESTAMP, else ''.
+
+    `schema` holds the columns of the table that are known. A column that is not known may be a TIMESTAMP.
+    """
+    types = {name.casefold(): type_ for name, type_ in schema.items()}
     for expression in _time_columns(selection, expressions):
+        if types.get(expression.column.casefold(), _INSTANT) not in _POINTS_IN_TIME:
+            continue
         [edges] = [e for column, e in selection.edges.items() if column.casefold() == expression.name.casefold()]
         window = (edges[-1].instant - edges[0].instant) / len(selection.keys)
         example = next(text for least, text in _EXAMPLES if window >= least).format(expression.column)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icedb.format.table_spec import TableSpec
-from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, EncodingPlan, plan_encodings
+from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, EncodingPlan, Plans, plan_encodings
 from icedb.writer.encoding.parquet_encoder import INSERT_LEVEL, ParquetSettings, encode
 
 CHANCE = np.random.default_rng(7)
@@ -20,7 +20,7 @@ CHANCE = np.random.default_rng(7)
 
 def plan(values: Sequence[Any] | pa.Array, rows: int) -> EncodingPlan:
     sample = pa.table({"v": values}).slice(0, SAMPLE_ROWS)
-    return plan_encodings(uuid.uuid4().hex, sample, rows, small_plans={})
+    return plan_encodings(uuid.uuid4().hex, sample, rows, small_plans=Plans(1))
 
 
 @pytest.mark.parametrize("rows", [1_000, 100_000])

@@ -201,10 +201,10 @@ def staged(
     ):
         if stage.misfits:
             handle.location.sibling(quarantine_name(handle))  # raises if there is no place for it, before any write
-        if stage.ranges and callable(partitions_max):  # a batch without rows may have no columns
-            partitions_max = partitions_max(partition_types(handle.expressions, stage.columns, table=handle.table))
-        if not callable(partitions_max):
-            stage.check_partitions(partitions_max)
+        if callable(partitions_max):
+            types = partition_types(handle.expressions, stage.columns, table=handle.table) if stage.ranges else None
+            partitions_max = None if types is None else partitions_max(types)  # without rows, there may be no columns
+        stage.check_partitions(partitions_max)
         yield stage, memory_bytes
 
 

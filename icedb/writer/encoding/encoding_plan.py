@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from icedb.util.lru_cache import LruCache
 
-__all__ = ["SAMPLE_ROWS", "EncodingPlan", "leaf_columns", "plan_encodings"]
+__all__ = ["SAMPLE_ROWS", "EncodingPlan", "Plans", "leaf_columns", "plan_encodings"]
 
 #: The number of adjacent rows that are encoded on trial.
 SAMPLE_ROWS = 4_096
@@ -46,13 +46,14 @@ class EncodingPlan:
     encodings: Mapping[str, str]
 
 
-_kept: LruCache[tuple[Any, ...], EncodingPlan] = LruCache(_KEPT_MAX)
+#: Plans by the table, its columns, and the size of the parts.
+Plans = LruCache[tuple[Any, ...], EncodingPlan]
+
+_kept: Plans = LruCache(_KEPT_MAX)
 _lock = threading.Lock()
 
 
-def plan_encodings(
-    table: str, sample: pa.Table, part_rows: int, *, small_plans: dict[Any, EncodingPlan]
-) -> EncodingPlan:
+def plan_encodings(table: str, sample: pa.Table, part_rows: int, *, small_plans: Plans) -> EncodingPlan:
     """Return the encodings for parts of about `part_rows` rows. `sample` has adjacent rows of a part, in its order.
 
     Without a trial, a few rows have delta-encoded integers and times, and no dictionary, which would take more space.
@@ -68,16 +69,13 @@ def plan_encodings(
         }
         return EncodingPlan((), packed)
     key = (table, *sample.schema.names, *map(str, sample.schema.types), part_rows.bit_length() // 2)
-    is_small = sample.num_rows < _KEPT_ROWS_MIN
+    kept = small_plans if sample.num_rows < _KEPT_ROWS_MIN else _kept
     with _lock:
-        plan = small_plans.get(key) if is_small else _kept.get(key)
+        plan = kept.get(key)
     if plan is None:
         plan = _selected(sample, part_rows)
         with _lock:
-            if is_small:
-                small_plans[key] = plan
-            else:
-                _kept.put(key, plan)
+            kept.put(key, plan)
     return plan
 
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from icedb.format.table_spec import TableSpec
 from icedb.writer.encoding.bloom_filters import filter_options
-from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, EncodingPlan, leaf_columns, plan_encodings
+from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, Plans, leaf_columns, plan_encodings
 
 __all__ = [
     "INSERT_LEVEL",
@@ -47,6 +47,10 @@ _CODECS = {"uncompressed": "none"}
 _DIGEST_CHARS = 32
 
 
+# Sizes of parts, each with a plan.
+_SMALL_PLANS_MAX = 16
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetSettings:
     """The settings of a table's files.
@@ -58,7 +62,7 @@ class ParquetSettings:
     table: str
     spec: TableSpec
     level: int
-    small_plans: dict[Any, EncodingPlan] = field(default_factory=dict, compare=False, repr=False)
+    small_plans: Plans = field(default_factory=lambda: Plans(_SMALL_PLANS_MAX), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +243,9 @@ def _compact(column: pa.DictionaryArray) -> pa.DictionaryArray:
     values = len(column.dictionary)
     indices = column.indices.drop_null() if column.null_count else column.indices
     if len(indices) * _SMALL_SLICE < values:  # do not visit each value of the dictionary for few rows
-        used, new_indices = np.unique(indices.to_numpy(), return_inverse=True)
-        codes = np.zeros(len(column), np.int32)
-        is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
-        codes[~is_null] = new_indices
-        taken = pa.array(codes, mask=is_null)
-        return pa.DictionaryArray.from_arrays(taken, column.dictionary.take(pa.array(used)))
+        used = pa.array(np.unique(indices.to_numpy()), column.indices.type)
+        taken = pc.index_in(column.indices, value_set=used)
+        return pa.DictionaryArray.from_arrays(taken, column.dictionary.take(used))
     is_used = np.bincount(indices.to_numpy(), minlength=values).astype(bool)
     if is_used.all():
         return column
