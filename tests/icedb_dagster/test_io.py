@@ -793,8 +793,9 @@ def test_transaction_names_are_short_and_distinct() -> None:
 
 def test_spark_inputs_require_a_session(run: AssetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     pyspark = pytest.importorskip("pyspark.sql")
-    # The process may have the session of the tests of Spark.
+    # The process may have the session of the tests of Spark, as the active and as the default session.
     monkeypatch.setattr(pyspark.SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(pyspark.SparkSession, "_instantiatedSession", None)
     numbers = returning(run.name, ONE)
 
     run(numbers)
