@@ -17,6 +17,7 @@ def steady() -> Life:
     return live(STEADY, 1_500)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_maintenance_rewrites_few_bytes(steady: Life) -> None:
     assert 1 < steady.parts_ratio <= PARTS_GOAL
@@ -30,6 +31,7 @@ def test_the_number_of_small_parts_and_log_files_stays_small(steady: Life) -> No
     assert steady.written["append"].parts == sum(steady.live_bytes.values())
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_tenants_that_share_commits_rewrite_few_bytes() -> None:
     life = live(Mix("tenants", 120_000, 400_000, tenants=4, of_tenants=12), 300)

@@ -50,6 +50,7 @@ def test_the_delta_table_has_the_requested_number_of_files(tmp_path: Path) -> No
     assert list((tmp_path / "delta" / "_delta_log").glob("*.checkpoint.parquet"))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_measuring_child_leaves_the_table_unchanged(tmp_path: Path) -> None:
     make_table(tmp_path / "table", BATCHES)
@@ -77,6 +78,7 @@ def test_opening_a_large_table_is_measured(tmp_path: Path) -> None:
     assert 200 < result.counts["bytes a line"] < 260
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
     result = measured(tmp_path, "store", shrink=500)
@@ -86,6 +88,7 @@ def test_opening_over_a_network_is_measured_and_counted(tmp_path: Path) -> None:
     assert result.counts["after merge_log: GET"] == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_refresh_is_measured_and_one_listing(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")

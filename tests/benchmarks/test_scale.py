@@ -11,6 +11,7 @@ from benchmarks.scale_requests import Costs, count_all, read_costs, requests_of
 from tests.support.object_stores.counting_proxy import CountingProxy
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_the_stored_counts_equal_those_of_a_server(
     s3_server: object, storage_options: Mapping[str, str], s3: object

@@ -326,6 +326,7 @@ def test_wrongly_stored_rows_are_detected(tmp_path: Path, stored: str, fault: st
         )
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_small_run_writes_the_page(tmp_path: Path) -> None:
     out = tmp_path / "RESULTS.md"

@@ -103,6 +103,7 @@ def check_runs(lab: Lab, keys: list[str]) -> None:
     assert (lab.folder / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_experiments_in_a_folder_run(lab: Lab) -> None:
     check_runs(lab, ["floats", "nested", "sort", "tables", "cold"])

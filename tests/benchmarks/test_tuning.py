@@ -47,6 +47,7 @@ def check_output(findings: list[Finding], keys: list[str], folder: Path) -> None
             assert (folder / f"{key}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_experiments_in_a_folder_run_and_are_drawn(lab: Lab, tmp_path: Path) -> None:
     findings = tuning.measure(lab, OF_FOLDERS)

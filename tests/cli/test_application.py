@@ -97,6 +97,7 @@ def test_the_help_and_the_page_list_the_exit_statuses() -> None:
     assert "Exit status: 0 done" in run("--help").stdout
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_closed_pipe_gives_no_traceback(table: Table) -> None:
     reader, writer = os.pipe()

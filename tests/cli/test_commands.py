@@ -259,6 +259,7 @@ def test_a_bucket_with_credentials_of_the_environment(s3: Any) -> None:
     assert "wrong-secret" not in done.stderr
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.process
 @pytest.mark.parametrize(("answer", "flags", "dropped"), [(b"n\n", [], False), (b"y\n", [], True), (b"", ["-y"], True)])
 def test_a_terminal_shows_a_dry_run_and_a_prompt(table: Table, answer: bytes, flags: list[str], dropped: bool) -> None:

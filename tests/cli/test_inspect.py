@@ -97,6 +97,7 @@ def test_csv_with_duplicate_and_quoted_names(table: Table) -> None:
     assert list(csv.reader(io.StringIO(text))) == [["a", "a_1", 'x,"y'], ["1", "2", "3"]]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_large_result_is_complete_in_every_format(table: Table, tmp_path: Path) -> None:
     sql = "SELECT range AS n, 'text ' || range AS s FROM range(250_000)"
@@ -300,6 +301,7 @@ def test_a_difference_is_printed(table: Table) -> None:
 # ------------------------------------------------------------------------------------------------ terminals
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_colours_appear_on_a_terminal_without_no_color(table: Table) -> None:
     assert "\x1b[" in on_a_terminal("history", table.uri)
@@ -319,6 +321,7 @@ def test_a_narrow_terminal_hides_columns_with_a_hint() -> None:
         assert "aaaa" in printed
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_closed_pipe_is_no_error(table: Table) -> None:
     words = [sys.executable, "-m", "icedb.cli", "query", table.uri, "FROM range(1_000_000)", "--format", "csv"]

@@ -148,7 +148,7 @@ def maintained(place: Place) -> Iterator[Counter[str]]:
     assert not errors, errors
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_every_query_is_exact_while_the_table_is_merged_and_cleaned_up(shared_place: Place) -> None:
     table = create(shared_place)
     for number in range(2):

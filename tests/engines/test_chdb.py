@@ -250,6 +250,7 @@ def many_parts(place: Place, count: int) -> Table:
     return Table.open(place.uri)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_selective_query_over_a_thousand_parts_reads_two(local: Place, session: Any) -> None:
     table = many_parts(local, 1_200)

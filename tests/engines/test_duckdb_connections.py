@@ -265,7 +265,7 @@ for t in threads: t.join()
 
 
 @pytest.mark.process
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize("story", AFTER_THE_END)
 def test_a_query_after_a_detach_raises_and_does_not_end_the_process(local: Place, story: str) -> None:
     table = Table.create(local.uri)

@@ -275,6 +275,7 @@ def test_the_storage_options_of_polars_for_a_bucket() -> None:
     assert access(parse_location("/a/folder")) == {"credential_provider": None}
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("values", "type_"),

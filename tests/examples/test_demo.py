@@ -141,6 +141,7 @@ with dg.DagsterInstance.get() as instance:
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_the_lock_of_a_killed_demo_is_free_for_the_next(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import dagster as dg

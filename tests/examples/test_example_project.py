@@ -182,6 +182,7 @@ print(*sorted(job.name for job in repository.get_all_jobs()))
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_definitions_load_without_services_and_schedules_request_complete_days(tmp_path: Path) -> None:
     nowhere = {"WEB_ANALYTICS_DATA": str(tmp_path / "nowhere"), "LAKE_ROOT": "s3://no-such-bucket/lake"}
@@ -245,6 +246,7 @@ def test_the_example_restarts_after_a_kill_with_right_numbers(folder: Path) -> N
     assert steps_of(output)["ingest 6 days"][1] == steps_of(output)["ingest the last days again"][1]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_the_example_deletes_no_foreign_files(folder: Path) -> None:
     (folder / "data" / "lake").mkdir(parents=True)

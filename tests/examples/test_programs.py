@@ -65,6 +65,7 @@ def test_every_example_is_run_and_listed() -> None:
         assert (ROOT / file).is_file(), file
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["simple", "segment_webhook"])
 def test_the_page_shows_what_an_example_prints(name: str, done: Callable[[str], Done]) -> None:
@@ -115,7 +116,7 @@ def test_every_notebook_is_run() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_with_its_stored_outputs(name: str, tmp_path: Path) -> None:
     execution = pytest.importorskip("examples.notebooks.execution")

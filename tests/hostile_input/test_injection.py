@@ -484,7 +484,7 @@ def world(
         yield AttackedTables(place, canary)
 
 
-@pytest.mark.sampled(cases=120)
+@pytest.mark.sampled(cases=60)
 @pytest.mark.parametrize(("kind", "name", "attack"), CELLS)
 def test_each_cell_is_rejected_or_data(world: AttackedTables, name: str, attack: str) -> None:
     cell = POSITIONS[name]

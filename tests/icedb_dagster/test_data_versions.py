@@ -83,6 +83,7 @@ def observable(lake: IceDBResource, instance: dg.DagsterInstance, name: str) -> 
     return Lake(lake, instance, name)
 
 
+@pytest.mark.sampled(days=3)
 def test_eager_assets_follow_rows_and_not_reads_or_maintenance(observable: Lake) -> None:
     observable.insert("2026-01-01", "2026-01-02")
     first = observable.observe()

@@ -231,7 +231,7 @@ EVENTS = (
 )
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 def test_platform_faults_leave_table_and_lock_sound(platform: Platform, event: Callable[[Platform], None]) -> None:
     event(platform)

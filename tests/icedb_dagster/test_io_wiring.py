@@ -172,6 +172,7 @@ def test_an_empty_partition_is_cleared_and_an_empty_table_is_an_error(run: Asset
     assert len(run.rows()) == 3
 
 
+@pytest.mark.sampled(days=3)
 def test_dropped_rows_are_not_read_as_an_empty_partition(run: AssetRun) -> None:
     upstream, downstream = f"{run.name}_up", f"{run.name}_down"
     source = events(upstream, 4, BY_DAY)

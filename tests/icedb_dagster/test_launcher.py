@@ -79,6 +79,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, float], Any]:
     return at
 
 
+@pytest.mark.sampled(days=3)
 def test_a_run_unknown_to_its_code_server_fails(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
     with serving(tmp_path, "api", "grpc") as address:
         run = run_at(address)
@@ -106,6 +107,7 @@ def test_a_run_fails_after_a_minute_without_its_code_server(
     assert "gone cannot be reached, for 60 s" in health.msg
 
 
+@pytest.mark.sampled(days=3)
 def test_a_proxy_code_server_fails_no_run(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
     with serving(tmp_path, "code-server", "start") as address:
         assert [look(run_at(address), now).status for now in (1000, 2000)] == [WorkerStatus.RUNNING] * 2

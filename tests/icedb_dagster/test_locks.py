@@ -43,6 +43,7 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(cases=4)
 @pytest.mark.parametrize(("verb", "limit"), [*((verb, None) for verb in WORK), (MERGE, 5)])
 def test_every_exclusive_job_holds_the_only_slot_of_its_pool(
     jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, verb: str, limit: int | None
@@ -115,6 +116,7 @@ def test_an_instance_with_pools_of_run_granularity_is_rejected(
     assert len(table.snapshot().parts) == 3
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("after_s", [0, 0.2])
 def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
     """On Postgres, the second of two concurrent claims overwrites the first, as simulated here."""
@@ -182,6 +184,7 @@ def test_a_waiting_run_does_not_poll_dagster_and_logs_the_holder(jobs: TableJobs
     assert len(table.snapshot().parts) == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(seconds=30))])
 def test_unqueued_runs_of_one_table_never_overlap(
     environment: dict[str, str], instance: dg.DagsterInstance, lake: IceDBResource, tmp_path: Path, count: int

@@ -121,6 +121,7 @@ for tables in (10, 100):
 """
 
 
+@pytest.mark.sampled(days=3)
 def test_loading_definitions_is_linear_in_the_tables_and_makes_no_connection() -> None:
     (few_jobs, few_calls), (many_jobs, many_calls) = (
         map(int, line.split()) for line in run_python("-c", LOADING).stdout.splitlines()
@@ -532,6 +533,7 @@ def test_spark_runs_merges_and_deletions(environment: dict[str, str], lake: IceD
     assert lake.table("on_spark").verify(deep=True).ok
 
 
+@pytest.mark.sampled(days=3)
 def test_concurrent_watches_jobs_and_inserts_keep_every_row(jobs: TableJobs) -> None:
     table = jobs.lake.table_or_create(jobs.name, partition_by=["k"], sort_by=["n"])
     # Slow enough to leave the jobs something, now and then.

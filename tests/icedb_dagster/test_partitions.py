@@ -262,6 +262,7 @@ def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
     return formats.get(type_, f"{wall:%Y-%m-%d %H:%M:%S}")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=50)
 @given(st.data())

@@ -309,6 +309,7 @@ def simulate(day: Day, *, hours: int, bursts: dict[float, tuple[int, tuple[int, 
     return day.figures
 
 
+@pytest.mark.sampled(days=3)
 def test_an_evening_of_bursts_leaves_a_small_table_and_repeats_nothing(day: Callable[[int], Day]) -> None:
     bursts = {0.1: (20, (7, 13)), 2.5: (8, (10, 20)), 4.2: (5, (15, 40))}
     figures = simulate(day(1), hours=5, bursts=bursts)

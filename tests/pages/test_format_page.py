@@ -291,6 +291,7 @@ def stored_times(folder: Path) -> dict[str, int]:
     return {f.relative_to(folder).as_posix(): f.stat().st_mtime_ns // 1_000_000 for f in files}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_reader_made_from_the_page_agrees_on_a_local_table(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "t", partition_by=["k AS p"], sort_by=["n"])
@@ -302,6 +303,7 @@ def test_a_reader_made_from_the_page_agrees_on_a_local_table(tmp_path: Path) -> 
     assert done == STEPS
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_reader_made_from_the_page_agrees_on_a_table_in_two_stores(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "log"
@@ -315,6 +317,7 @@ def test_a_reader_made_from_the_page_agrees_on_a_table_in_two_stores(tmp_path: P
     assert {key.split("/")[0] for key in read_folder(log)} == {"_log", "_claims"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_reader_made_from_the_page_agrees_at_every_hour(clocked: ClockedStore, clock: ManualClock) -> None:
     table = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"])

@@ -116,6 +116,7 @@ def test_an_invalid_predicate_is_rejected(events: Table) -> None:
             current.query("FROM t", where=where)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_predicate_beyond_the_maximum_depth_is_rejected(events: Table) -> None:
     current, refused = events.snapshot(), []

@@ -111,6 +111,7 @@ def metadata(wheel: Path) -> Message:
         return Parser().parsestr(archive.read(name).decode())
 
 
+@pytest.mark.sampled(days=3)
 def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(hatch(ROOT, tmp_path, "wheel")) as other:
         assert sorted(one.namelist()) == sorted(other.namelist())
@@ -170,6 +171,7 @@ def test_the_wheel_works_with_its_dependencies_alone(alone: Path, tmp_path: Path
     assert Path(done.stdout).is_relative_to(alone.parents[1])
 
 
+@pytest.mark.sampled(days=3)
 def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> None:
     (tmp_path / "consumer.py").write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", alone, "consumer.py"]

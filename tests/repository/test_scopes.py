@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from datetime import date, timedelta
 from itertools import combinations, product
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.report import CAPTURED_LINES_MAX
 from tests.support.scopes import SHARE_SECONDS, choose, pairwise, rotation, seconds_of
 
 DAY = date(2026, 1, 31)
+DAYS = [DAY + timedelta(n) for n in range(6)]
 TESTS = """
 import pytest
 
@@ -40,6 +42,17 @@ def test_matrix(a, b, c): pass
 @pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("n", range(7))
 def test_rotating(n): pass
+
+@pytest.mark.sampled(days=2)
+def test_of_even_days(): pass
+
+@pytest.mark.sampled(days=2)
+@pytest.mark.parametrize("n", range(2))
+def test_of_odd_days(n): pass
+
+@pytest.mark.sampled(days=3, cases=1)
+@pytest.mark.parametrize("n", range(2))
+def test_of_third_days(n): pass
 """
 
 
@@ -57,7 +70,8 @@ def names(items: set[pytest.Item]) -> set[str]:
 def test_each_scope_has_its_tests(items: list[pytest.Item]) -> None:
     short = choose(items, "short", DAY, None)
     assert choose(items, "all", DAY, None) == set(items)
-    assert names(short) == {"test_plain", "test_server", "test_matrix", "test_rotating"}
+    assert names(short) >= {"test_plain", "test_server", "test_matrix", "test_rotating"}
+    assert not {"test_slow", "test_memory"} & names(short)
     assert names(choose(items, "quick", DAY, None)) == {"test_plain"}
     assert choose(items, "rest", DAY, None) == set(items) - short
 
@@ -81,6 +95,16 @@ def test_samples_of_many_days_have_every_case(items: list[pytest.Item]) -> None:
     }
 
 
+@pytest.mark.long
+def test_a_test_of_some_days_runs_on_these_with_all_its_cases(items: list[pytest.Item]) -> None:
+    counts = [Counter(item.name.partition("[")[0] for item in choose(items, "short", day, None)) for day in DAYS]
+    for even, third in ((day["test_of_even_days"], day["test_of_third_days"]) for day in counts):
+        assert (even, third) in {(0, 0), (1, 0), (0, 1), (1, 1)}
+    assert [day["test_of_odd_days"] for day in counts] == [0 if day["test_of_even_days"] else 2 for day in counts]
+    assert sum(day["test_of_even_days"] for day in counts) == 3
+    assert sum(day["test_of_third_days"] for day in counts) == 2
+
+
 @pytest.mark.parametrize(("cases", "number"), [(7, 2), (8, 2), (3, 5), (1, 1), (10, 3)])
 def test_a_rotation_has_all_cases_within_as_many_days_as_it_takes(cases: int, number: int) -> None:
     days = -(-cases // number)
@@ -99,7 +123,8 @@ def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest
     assert share == choose(items, "rest", DAY, "0f3a")
     assert share <= choose(items, "rest", DAY, None)
     assert sum(map(seconds_of, share)) <= SHARE_SECONDS
-    assert names(share) == {"test_slow", "test_matrix", "test_rotating"}, "no share has a longer test or a measurement"
+    assert names(share) >= {"test_slow", "test_matrix", "test_rotating"}
+    assert not {"test_for_hours", "test_memory"} & names(share), "no share has a longer test or a measurement"
 
 
 @pytest.mark.process

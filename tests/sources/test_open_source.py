@@ -578,6 +578,7 @@ def _pruned(value: Any) -> Any:
     return [_pruned(v) for v in value] if isinstance(value, list) else value
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=60)
 @given(batches())

@@ -86,6 +86,7 @@ def test_a_stream_reads_existing_rows_then_appended_rows(spark: Any, table: Tabl
     assert again.run() == [2, 4, 7], "a new stream begins with the present rows"
 
 
+@pytest.mark.sampled(days=3)
 def test_batches_are_bounded_unless_spark_requests_all_rows(spark: Any, table: Table, tmp_path: Path) -> None:
     for n in range(5):
         insert(table, n)
@@ -97,6 +98,7 @@ def test_batches_are_bounded_unless_spark_requests_all_rows(spark: Any, table: T
     assert at_once.batches == [5]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_stream_with_since_where_and_columns(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     since = table.snapshot().as_of_ms
@@ -107,6 +109,7 @@ def test_a_stream_with_since_where_and_columns(spark: Any, table: Table, tmp_pat
     assert stream.run() == [2, 4, 6]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_repeated_batch_has_the_same_rows(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     stream = Stream(spark, table, tmp_path)
@@ -222,6 +225,7 @@ def test_invalid_options_are_rejected(check: Callable[..., Any], options: dict[s
         check({"path": "/lake/events", **options})
 
 
+@pytest.mark.sampled(days=3)
 def test_errors_of_a_stream_have_messages_of_icedb(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
     as_of = {"as_of": str(table.snapshot().as_of_ms)}
@@ -230,6 +234,7 @@ def test_errors_of_a_stream_have_messages_of_icedb(spark: Any, table: Table, tmp
             Stream(spark, table, tmp_path / "wrong", **options).run()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_stream_behind_cleanup_names_the_next_step(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0)
     stream = Stream(spark, table, tmp_path, since=str(UNIX_MS_MIN))

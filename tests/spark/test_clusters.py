@@ -92,12 +92,14 @@ def tuples(answer: list[list[Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in answer]
 
 
+@pytest.mark.sampled(days=3)
 def test_tasks_run_in_the_expected_number_of_executors(cluster: Cluster) -> None:
     executors = cluster.driver.ask("executors")
     assert len(executors) == 4
     assert len({pid for _, pid in executors}) == cluster.executors
 
 
+@pytest.mark.sampled(days=3)
 def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=1000)
     assert (content(table, ROW), len(log_keys(table))) == (expected(range(1000)), 1)
@@ -137,6 +139,7 @@ def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: T
     assert table.verify(deep=True).problems == ()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_job_sends_few_requests_beside_its_parts(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=9, tasks=1)
     with CountingProxy(place["AWS_ENDPOINT_URL"]).running() as proxy:
@@ -153,6 +156,7 @@ def test_a_job_sends_few_requests_beside_its_parts(cluster: Cluster, table: Tabl
     }
 
 
+@pytest.mark.sampled(days=3)
 def test_a_failed_job_has_its_reason_in_the_first_line(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     with pytest.raises(RemoteError) as missing:
         cluster.driver.ask("append", place={**place, "path": place["path"] + "-not"}, first=0, last=1)

@@ -349,6 +349,7 @@ def test_other_save_modes_are_rejected(spark: SparkSession, create: Create, mode
     assert target.log_files() == target.objects() == []
 
 
+@pytest.mark.sampled(days=3)
 def test_a_job_whose_task_fails_leaves_nothing_visible(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["n // 100 AS h"])
     target.write(numbers(spark, 1))
@@ -418,7 +419,7 @@ def test_an_executor_killed_during_its_parts_writes_each_row_once(spark: SparkSe
     assert len(target.objects()) > 300  # the parts of the killed attempt are orphans
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_read_with_as_of_and_where(spark: SparkSession, shared_place: Any) -> None:
     target = _create(shared_place, partition_by=["n % 2 AS parity"], sort_by=["n"])
     target.table.insert(pa.table({"n": [1, 2, 3]}))

@@ -49,6 +49,7 @@ from tests.support.waiting import SECONDS_MAX, wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(scene: SparkScene) -> None:
     refused = refuse_first_part(scene.proxy)
     scene.append()
@@ -136,7 +137,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_driver_leaves_all_or_none(scene: SparkScene, moment: str, spark_home: Path, tmp_path: Path) -> None:
     when, key, committed = MOMENTS[moment]
@@ -205,6 +206,7 @@ def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(scene: Spa
     scene.check([])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("how", ["access is revoked", "the store is gone"])
 def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(scene: SparkScene, how: str) -> None:
     lost = threading.Event()

@@ -64,6 +64,7 @@ def test_the_table_sees_the_columns_of_a_job_immediately(spark: SparkSession, cr
     assert content(table, "n, label") == [(1, None), (2, None), (3, "x")]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_commit_is_identified_among_others(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 0}])
     uri = table.uri

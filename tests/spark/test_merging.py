@@ -551,6 +551,7 @@ def test_denied_access_is_reported(s3: Place, spark: SparkSession) -> None:
     assert "w" * 40 not in str(caught.value)
 
 
+@pytest.mark.sampled(days=3)
 def test_an_unreachable_store_is_reported_after_retries(s3: Place, spark: SparkSession) -> None:
     table = fill(create(s3))
     with socket.socket() as unused:

@@ -43,6 +43,7 @@ def keys(frame: DataFrame) -> list[int]:
     return sorted(r.k for r in frame.select("k").collect())
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.usefixtures("pushdown")
 def test_a_filter_of_one_query_stays_with_that_query(spark: SparkSession, table: Table, tmp_path: Path) -> None:
     source = spark.read.format("icedb").load(table.uri)
@@ -63,7 +64,7 @@ def test_spark_evaluates_every_filter(spark: SparkSession, table: Table) -> None
     assert "Filter (" in plan
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_results_equal_a_fresh_frame(
     spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path
@@ -97,6 +98,7 @@ def _streamed(frame: DataFrame, folder: Path) -> list[int]:
     return keys(frame.sparkSession.read.parquet(str(folder / "out")))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.usefixtures("pushdown")
 def test_streams_of_one_frame_read_their_own_rows(spark: SparkSession, tmp_path: Path) -> None:
     table = create(tmp_path)

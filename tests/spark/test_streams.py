@@ -81,6 +81,7 @@ def source(tmp_path: Path, place: dict[str, str]) -> EventFolder:
     return EventFolder(tmp_path, place)
 
 
+@pytest.mark.sampled(days=3)
 def test_each_batch_is_one_commit_and_a_stream_continues(scene: SparkScene, source: EventFolder) -> None:
     refused = refuse_first_part(scene.proxy)  # the task is retried
     source.arrive(3)
@@ -130,6 +131,7 @@ def test_an_older_state_of_a_checkpoint_is_rejected(
     scene.check(numbers, has_orphans=False)
 
 
+@pytest.mark.sampled(days=3)
 def test_an_unrecorded_batch_is_not_committed_twice(scene: SparkScene, source: EventFolder) -> None:
     source.arrive(2)
     last = source.stream(scene.driver)
@@ -140,6 +142,7 @@ def test_an_unrecorded_batch_is_not_committed_twice(scene: SparkScene, source: E
     scene.check(source.numbers, log_files=1 + 3, has_orphans=False)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_stream_continues_after_its_store_went_down_at_the_commit(scene: SparkScene, source: EventFolder) -> None:
     """The log file is put, its response is lost, and the store goes down: only the table has the batch."""
 
@@ -158,6 +161,7 @@ def test_a_stream_continues_after_its_store_went_down_at_the_commit(scene: Spark
     scene.check(source.numbers, log_files=1 + 2)
 
 
+@pytest.mark.sampled(days=3)
 def test_invalid_options_are_reported_in_the_first_line(scene: SparkScene, source: EventFolder) -> None:
     source.arrive()
     before = log_keys(scene.table)
@@ -237,6 +241,7 @@ def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]
         watcher.join()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("kills", "moments", "files"),
     [

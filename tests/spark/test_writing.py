@@ -332,6 +332,7 @@ def test_rows_outside_the_named_partitions_are_rejected(spark: SparkSession, cre
     assert len(part_keys(table)) == 1
 
 
+@pytest.mark.sampled(cases=10)
 @pytest.mark.parametrize(
     ("mode", "how", "message"),
     [

@@ -74,6 +74,7 @@ def materialize(place: SparkPlace, *words: str) -> dg.ExecuteInProcessResult:
     return dg.materialize([numbers], resources={"spark": place}, raise_on_error=False)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "name", ["local", *(pytest.param(n, marks=pytest.mark.slow(seconds=40)) for n in ("standalone", "connect"))]
@@ -126,6 +127,7 @@ def test_a_program_can_be_submitted(
     assert table.snapshot().rows == 100
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_program_gets_its_arguments_and_its_preview_has_no_secrets(
     table: icedb.Table, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -203,6 +203,7 @@ def test_invalid_arguments_print_no_secret(events: Table, tmp_path: Path, capsys
     assert len(backfill.moments("2026-01-01-22:00", "2026-01-02T01", "hour")) == 4
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_an_unreachable_store_is_one_line(
     s3: Place, s3_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -254,6 +255,7 @@ def test_a_table_is_merged_and_exported(events: Table, tmp_path: Path, capsys: p
     assert f"'{output}' is not empty" in last_line(capsys)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_stream_continues_and_stops_on_a_signal(
     events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +297,7 @@ def once_there(condition: Callable[[], bool], do: Callable[[], None]) -> threadi
     return thread
 
 
+@pytest.mark.sampled(days=3)
 def test_a_failed_backfill_continues(events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events.insert([{"ts": datetime(2026, 1, day, tzinfo=UTC), "user": 100 + day} for day in (1, 2, 3, 4)])
     raw = tmp_path / "raw"

@@ -410,6 +410,7 @@ class AggregatingMachine(MergingMachine):
     choose = staticmethod(aggregate_of)
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.long
 @pytest.mark.parametrize("machine", [MergingMachine, ReplacingMachine, AggregatingMachine])
 def test_random_batches_and_merges(machine: type[MergingMachine]) -> None:

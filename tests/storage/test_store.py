@@ -167,6 +167,7 @@ def test_deleting_a_missing_object_succeeds(store: ObjectStore) -> None:
     assert store.list(_key(store, "_data/")) == []
 
 
+@pytest.mark.sampled(cases=3)
 def test_more_than_a_thousand_objects_are_listed_and_deleted(store: ObjectStore) -> None:
     keys = [_key(store, f"_log/{n:05}") for n in range(1_101)]
     with ThreadPoolExecutor(8) as pool:

@@ -7,8 +7,9 @@
 
 `@pytest.mark.sampled` marks a test with many cases. The short run has a sample in which each pair of values of two
 parameters occurs, so a test with one parameter keeps all its values; `sampled(cases=3)` has three cases a day, in a
-fixed order, so that all cases run within some days. The day determines the sample. It is printed, and `--day` repeats
-it.
+fixed order, so that all cases run within some days. `sampled(days=3)` is for a test whose promise another test of the
+short run shows too: it runs every third day, and its file's other tests of this kind on the days between. The day
+determines the sample. It is printed, and `--day` repeats it.
 
 `@pytest.mark.slow(seconds=120)` states about how long a test takes: a share has tests for a limited time. A test that
 takes longer than a share is only in `all`.
@@ -20,7 +21,8 @@ import os
 import random
 import sys
 import time
-from collections import defaultdict
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from itertools import combinations
@@ -38,7 +40,7 @@ PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.pos
 #: Test-seconds of a share: two workers for some four minutes.
 SHARE_SECONDS = 480
 #: About how long a test takes that does not state it.
-SLOW_SECONDS, SAMPLED_SECONDS = 30, 2
+SLOW_SECONDS, SAMPLED_SECONDS, SOME_DAYS_SECONDS = 30, 2, 12
 #: After this time, tests of a share that were not begun are skipped: a slow machine must not hold up the check.
 SHARE_SECONDS_MAX = 420
 
@@ -123,10 +125,19 @@ def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
             sampled[item.nodeid.partition("[")[0]].append(item)
         else:
             chosen.add(item)
+    waiting: Counter[str] = Counter()
     for name, cases in sampled.items():
         mark = cases[0].get_closest_marker("sampled")
         assert mark is not None
+        if (days := mark.kwargs.get("days")) is not None:
+            path = name.partition("::")[0]
+            waiting[path] += 1
+            if not is_due(day, days, path, waiting[path]):
+                continue
         number = mark.kwargs.get("cases")
+        if number is None and days is not None:
+            chosen.update(cases)
+            continue
         if number is None:
             selected = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
         else:
@@ -167,11 +178,20 @@ def rotation(cases: int, number: int, day: date, name: str) -> list[int]:
     return sorted({order[n % cases] for n in range(first, first + min(number, cases))})
 
 
+def is_due(day: date, days: int, path: str, number: int) -> bool:
+    """Return whether the test with this number among the tests of its file with `days` runs on a day.
+
+    The path differs between files, or all files would run their first test on the same day.
+    """
+    return (day.toordinal() + zlib.crc32(path.encode()) + number) % days == 0
+
+
 def seconds_of(item: pytest.Item) -> float:
     """Return about how long a test takes."""
     slow = item.get_closest_marker("slow")
     if slow is None:
-        return SAMPLED_SECONDS
+        sampled = item.get_closest_marker("sampled")
+        return SOME_DAYS_SECONDS if sampled is not None and "days" in sampled.kwargs else SAMPLED_SECONDS
     return float(slow.kwargs.get("seconds", SLOW_SECONDS))
 
 

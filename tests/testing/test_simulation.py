@@ -209,6 +209,7 @@ def test_stories_detect_that_live_epochs_are_not_checked(monkeypatch: pytest.Mon
     assert any(run_story(story) for story in torn_stories())
 
 
+@pytest.mark.sampled(days=3)
 def test_the_command_prints_each_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logging, "disable", lambda _: None)  # unlike the command's process, this one continues
     monkeypatch.setattr(sys, "argv", ["simulation", "--seed", "1", "--trace"])

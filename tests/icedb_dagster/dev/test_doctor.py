@@ -334,6 +334,7 @@ def examined(project: Path, **options: Any) -> dict[str, list[DoctorFinding]]:
     return findings
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_pools_sets_the_limit_of_each_table_s_pool(project: Path, opened: Any, command: Any) -> None:
     storage = opened.event_log_storage
@@ -354,6 +355,7 @@ def test_pools_sets_the_limit_of_each_table_s_pool(project: Path, opened: Any, c
     assert "pools" not in examined(project)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_doctor_finds_no_problem_in_a_sound_platform_and_reports_faults(
     project: Path, opened: Any, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -408,6 +410,7 @@ def test_doctor_finds_no_problem_in_a_sound_platform_and_reports_faults(
     assert command("doctor", "-d", tmp_path / "nowhere").returncode == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_the_instance_of_dagster_home_is_read(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = stack.find(project)
@@ -447,6 +450,7 @@ def test_the_instance_of_dagster_home_is_read(project: Path, tmp_path: Path, mon
         (tmp_path / ".env").rename(project / ".env")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_a_code_location_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     code = 'import dagster as dg\n@dg.op(pool="icedb/tiny")\ndef work(): ...\n@dg.job\ndef tiny(): work()\n'

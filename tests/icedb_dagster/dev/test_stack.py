@@ -276,6 +276,7 @@ def test_postgres_listens_on_loopback_and_its_password_is_never_shown(project: P
     assert [where for where in listening if where.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
 
 
+@pytest.mark.sampled(days=3)
 @needs_dagster
 def test_a_killed_postgres_is_started_again_with_its_data(project: Path, bystander: subprocess.Popen[bytes]) -> None:
     running = _postgres_only(project)
@@ -320,6 +321,7 @@ def test_a_postgres_is_found_after_its_starter_was_killed(project: Path) -> None
     assert stack.down(project) == ("postgres",)
 
 
+@pytest.mark.sampled(days=3)
 @needs_dagster
 def test_two_concurrent_ups_start_one_postgres(project: Path) -> None:
     command = [sys.executable, "-m", "icedb_dagster.dev.command", *ONLY_POSTGRES, str(project)]
@@ -464,7 +466,7 @@ def with_it_programs_of_a_private_folder_are_used(tmp_path: Path) -> None:
 @needs_dagster
 @as_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give the capability and to take it away")
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize(
     "story",
     [without_the_capability_postgres_moves, with_it_programs_of_a_private_folder_are_used],
@@ -554,6 +556,7 @@ def _launch(webserver_url: str) -> str:
     return str(answer["data"]["launchRun"]["run"]["runId"])
 
 
+@pytest.mark.sampled(days=3)
 @needs_dagster
 def test_a_failed_start_is_reported_and_leaves_no_process(project: Path, command: Command) -> None:
     (project / "dagster.yaml").write_text("storage: {postgres: {no_such_option: 1}}\n")

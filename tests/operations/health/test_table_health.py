@@ -421,6 +421,7 @@ class HealthWorld:
                     assert expired.deleted_parts or expired.deleted_log_files
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_health_matches_the_operations_after_random_steps(seed: int) -> None:

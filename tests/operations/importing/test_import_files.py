@@ -612,7 +612,7 @@ WHOLE = {SOURCE: [1, 2, 3, 100], DATA: [4, 5, 100]}
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("source", [SOURCE, DATA, "folder"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_import_that_fails_at_any_request_is_atomic(fault: Fault, source: str, tmp_path: Path) -> None:
@@ -684,7 +684,7 @@ OTHERS: dict[str, tuple[Callable[[Table, str], object], list[int]]] = {
 }
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize(
     ("other", "source"),
     [*((other, SOURCE) for other in OTHERS), *((o, DATA) for o in ("insert", "merge", "import", "import and merge"))],

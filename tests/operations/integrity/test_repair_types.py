@@ -602,7 +602,7 @@ def _act_with_old_schema(act: Callable[[Table], object], writer: Table) -> None:
     act(writer)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("other", OTHERS)
 def test_concurrent_operations_at_every_request_of_a_repair(other: str) -> None:
     clock = ManualClock()
@@ -635,7 +635,7 @@ def test_concurrent_operations_at_every_request_of_a_repair(other: str) -> None:
         assert data_keys(base) == set(state.parts), "no orphan"
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("fault", Fault)
 def test_a_repair_that_fails_at_any_request_is_atomic(fault: Fault) -> None:
     clock = ManualClock()

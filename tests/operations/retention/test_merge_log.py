@@ -119,7 +119,7 @@ class LogOfPuts:
         return [{m.key for m in live_markers(state, at)} for at in (None, *times_ms)]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("every", [400, 2_000, 10_000])
 def test_ten_thousand_commits_are_opened_with_a_dozen_requests(every: int) -> None:
     world = LogOfPuts()

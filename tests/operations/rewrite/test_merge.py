@@ -259,6 +259,7 @@ def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
 # ------------------------------------------------------------------------------------------ limits and failures
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_merge_larger_than_memory_spills_to_disk(local: Any, caplog: pytest.LogCaptureFixture) -> None:
     table = make(local, sort_by=["n"])

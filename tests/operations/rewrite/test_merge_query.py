@@ -404,7 +404,7 @@ def test_rows_that_are_appended_during_the_merge_survive_it(clocked: ClockedStor
     check_sound(clocked)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
     after = [(p, k) for p in (0, 1) for k in (1, 2)]

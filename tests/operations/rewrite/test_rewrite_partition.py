@@ -281,7 +281,7 @@ def test_a_new_column_of_a_conflicting_type_is_rejected(other: Table, store: Fau
     assert_no_orphans(store)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
     query = "SELECT k, n * IF(n < 10, 10, 1) AS n FROM t"

@@ -147,7 +147,7 @@ def test_a_stop_finishes_the_current_merge(table: Table, monkeypatch: pytest.Mon
 
 
 @pytest.mark.process
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_two_watches_of_both_orders_lose_no_row_and_end_on_a_signal(shared_place: Any) -> None:
     table = Table.create(
         shared_place.uri, partition_by=["k"], sort_by=["n"], storage_options=shared_place.storage_options

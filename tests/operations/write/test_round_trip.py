@@ -129,6 +129,7 @@ def check(rows: pa.Table, place: Place) -> None:
     assert table.verify(deep=True).ok
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())
@@ -136,6 +137,7 @@ def test_random_nested_rows_survive_insert_merge_and_rewrite(tmp_path_factory: A
     check(rows, Place("local", str(tmp_path_factory.mktemp("t") / "table"), {"fsync": "false"}))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())

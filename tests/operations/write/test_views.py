@@ -528,7 +528,7 @@ def test_the_same_txn_after_a_crash_completes_all_tables(world: Siblings, fault:
     assert seen >= {(2, 2, 2), (4, 2, 2), (4, 4, 2)}, "each commit was the last one for once"
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @CRASHES
 @HALVES
 def test_a_refresh_repairs_views_after_a_crash_without_a_txn(world: Siblings, fault: Fault, half: int) -> None:
@@ -678,7 +678,7 @@ def test_a_view_whose_column_changed_its_type_is_stale(world: Siblings) -> None:
 # ------------------------------------------------------------------------------------------ creation
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @CRASHES
 @pytest.mark.parametrize("inserted", [False, True], ids=["", "inserted before the next try"])
 @HALVES

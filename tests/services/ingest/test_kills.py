@@ -12,7 +12,7 @@ from tests.support.object_stores.stores import Place
 
 
 @pytest.mark.process
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_under_load_lose_and_duplicate_no_row(shared_place: Place, tmp_path: Path, kills: int) -> None:
     options = shared_place.storage_options or {}

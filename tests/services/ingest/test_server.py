@@ -110,6 +110,7 @@ def gate(s3_server: S3Server) -> Iterator[tuple[StoreGate, dict[str, str]]]:
         gate.open.set()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_without_the_store_no_request_is_acknowledged(
     s3: Place, gate: tuple[StoreGate, dict[str, str]], executor: ThreadPoolExecutor
@@ -166,6 +167,7 @@ def test_a_second_signal_ends_it_at_once(
             never.result(SECONDS_MAX)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_two_services_commit_an_id_once_and_reload_their_keys(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     text = config(str(tmp_path / "events"), table='delay_max = "10ms"')

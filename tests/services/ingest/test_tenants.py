@@ -95,6 +95,7 @@ def numbers(lake: Path) -> list[int]:
     return [n for (n,) in rows]
 
 
+@pytest.mark.sampled(days=3)
 def test_too_many_partitions_are_rejected_and_others_are_committed(service: IngestProcess, lake: Path) -> None:
     many = [{"kind": f"k{n}", "n": n} for n in range(3_000)]
     as_arrow = arrow_stream(pa.table({"kind": [f"k{n}" for n in range(3_000)], "n": range(3_000)}))
@@ -160,6 +161,7 @@ def test_new_columns_end_at_columns_max(service: IngestProcess, lake: Path) -> N
     assert 20 in numbers(lake)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_tenant_without_new_columns(tmp_path: Path) -> None:
     with (
         IngestProcess(config(tmp_path, hostile="new_columns = false")) as service,

@@ -229,6 +229,7 @@ def test_logging_writes_lines() -> None:
 # ------------------------------------------------------------------------------------------------ the process
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path) -> None:
     """Neither the access log nor the log, in which each request fails, is read: the pipes are soon full."""

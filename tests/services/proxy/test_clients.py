@@ -309,6 +309,7 @@ def test_buckets_can_be_hosts(world: ProxiedLake, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------------------------------- the AWS CLI
 
 
+@pytest.mark.sampled(days=3)
 def test_the_aws_cli_lists_copies_and_signs(world: ProxiedLake, tmp_path: Path) -> None:
     listed = _aws(world.acme, "s3", "ls", "--recursive", f"s3://events--{world.before_ms}")
     keys = [line.split()[-1] for line in listed.splitlines()]
@@ -360,6 +361,7 @@ def test_duckdb_reads_partitions_globs_and_lists_of_files(world: ProxiedLake) ->
     assert hosts.sql("SELECT count(*) FROM 's3://events/**/*.parquet'").fetchall() == [(240,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_duckdb_globs_over_many_parts_page_by_page(world: ProxiedLake) -> None:
     con = duckdb_connection(world.acme)
     seen = len(world.proxy.access_log())

@@ -102,6 +102,7 @@ def files_of(proxy: ProxyProcess) -> int:
 # ------------------------------------------------------------------------------------------ answers not read
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_a_client_that_stops_reading_is_disconnected(
     lake: OnePartLake,
@@ -125,6 +126,7 @@ def test_a_client_that_stops_reading_is_disconnected(
         assert "ASGI" not in proxy.errors()
 
 
+@pytest.mark.sampled(days=3)
 def test_unread_responses_do_not_block_others(lake: OnePartLake, sockets: ExitStack) -> None:
     """An authenticated client does not read. Responses are short, and the last one would wait for ever."""
     with ProxyProcess(lake.config('connections = 2\nsend_timeout = "1s"\nstop_timeout = "1h"')) as proxy:
@@ -152,6 +154,7 @@ def test_unread_responses_do_not_block_others(lake: OnePartLake, sockets: ExitSt
         assert proxy.wait() == 0
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("path", ["/events", "/-/health"])
 def test_an_unauthenticated_client_gets_one_response_per_connection(lake: OnePartLake, path: str) -> None:
     with ProxyProcess(lake.config("")) as proxy:
@@ -210,6 +213,7 @@ def test_a_tls_connection_beyond_the_limit_gets_503(lake: OnePartLake, sockets: 
             assert rest_of(sock) == b""
 
 
+@pytest.mark.sampled(days=3)
 def test_it_accepts_again_once_files_can_be_opened(lake: OnePartLake, sockets: ExitStack) -> None:
     allow_files(2_000)
     with ProxyProcess(lake.config('connections = 500\nheader_timeout = "1h"')) as proxy:

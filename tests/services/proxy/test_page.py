@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(days=3)
 def test_the_examples_of_the_page_give_their_output(folder: Path) -> None:
     """The tenant's programs run in a separate process, as ClickHouse and pyarrow need it."""
     extension = subprocess.run(
@@ -62,6 +63,7 @@ def test_the_examples_of_the_page_give_their_output(folder: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sampled(days=3)
 def test_the_commands_of_the_page_run(folder: Path) -> None:
     check, serve = (line.partition("#")[0].split() for line in blocks(PAGE, "sh")[1].splitlines())
     assert " ".join(serve) == SERVE

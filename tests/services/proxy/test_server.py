@@ -187,6 +187,7 @@ def test_without_the_extra_the_error_has_the_install_command(world: OnePartTable
 # ------------------------------------------------------------------------------------------------ tenants change
 
 
+@pytest.mark.sampled(days=3)
 def test_the_tenants_can_be_changed_without_a_restart(world: OnePartTable, tmp_path: Path) -> None:
     path = written(tmp_path, world.config('admin_listen = "127.0.0.1:0"'))
     with ProxyProcess(path) as proxy:
@@ -217,6 +218,7 @@ def test_the_tenants_can_be_changed_without_a_restart(world: OnePartTable, tmp_p
 # ------------------------------------------------------------------------------------------------ stopping
 
 
+@pytest.mark.sampled(days=3)
 def test_on_sigterm_it_finishes_responses_in_progress(world: OnePartTable) -> None:
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"')) as proxy:
         idle = connect(proxy)
@@ -234,6 +236,7 @@ def test_on_sigterm_it_finishes_responses_in_progress(world: OnePartTable) -> No
         assert proxy.errors().count("\n") == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_it_waits_for_responses_no_longer_than_stop_timeout(world: OnePartTable) -> None:
     with ProxyProcess(world.config('stop_timeout = "1s"')) as proxy:
         body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
@@ -255,6 +258,7 @@ def test_a_second_signal_ends_it_at_once(world: OnePartTable) -> None:
             body.read()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_hanging_store_does_not_delay_the_exit(world: OnePartTable) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "a",
@@ -308,6 +312,7 @@ def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProc
         assert not rest_of(later).startswith(b"HTTP/1.1")
 
 
+@pytest.mark.sampled(days=3)
 def test_a_thousand_slow_clients_do_not_block_others(world: OnePartTable) -> None:
     """The timeouts are long, so only the eviction of idle connections makes room."""
     allow_files(3_000)

@@ -157,6 +157,7 @@ def wait_for(condition: Callable[[], bool], writer: Future[None]) -> None:
     wait_until(look, "the writer makes enough changes")
 
 
+@pytest.mark.sampled(days=3)
 def test_each_response_is_of_one_snapshot_while_the_table_changes(world: ChangingLake) -> None:
     table, stop = world.table("changing"), threading.Event()
     with ThreadPoolExecutor(len(ASKING)) as pool, changing(table, cleanup=True) as (changes, writer):

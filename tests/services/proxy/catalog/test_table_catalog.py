@@ -538,6 +538,7 @@ async def test_the_parts_of_a_large_table_are_listed_each_once(parts: int) -> No
     assert keys_of_pages == sorted(f"u={k % 100}/{k:08d}.parquet" for k in range(parts))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_views_of_a_large_table_that_changes_take_bounded_memory() -> None:
     world = ProxyWorld()
