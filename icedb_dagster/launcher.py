@@ -27,22 +27,11 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 
 from icedb.errors import InvalidOption
+from icedb_dagster.dagster_internals import internal, lacking
 
 if TYPE_CHECKING:
-    from dagster._core.launcher.base import LaunchRunContext
+    from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext
     from dagster._serdes import ConfigurableClassData
-
-#: The error of the first name that this version of Dagster lacks.
-_lacking: ImportError | None = None
-try:
-    from dagster._core.errors import DagsterUserCodeUnreachableError
-    from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
-    from dagster._core.storage.tags import GRPC_INFO_TAG
-    from dagster._grpc.client import DagsterGrpcClient
-    from dagster._grpc.types import GetCurrentRunsResult
-    from dagster._serdes import deserialize_value
-except ImportError as error:
-    _lacking = error
 
 __all__ = ["MonitoredRunLauncher"]
 
@@ -50,6 +39,8 @@ __all__ = ["MonitoredRunLauncher"]
 #: tags of its parent, hence the id.
 LAUNCHED_TAG = "icedb/launched"
 LOST_AFTER_S = 60
+#: Why dead workers cannot be detected with this version of Dagster; None if they can.
+_UNAVAILABLE = lacking("detect dead run workers")
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 logger = logging.getLogger(__name__)
 
@@ -86,12 +77,12 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
                 f"dagster.yaml: run_launcher: lost_after_seconds is {lost_after_seconds}; give at least 1."
             )
         super().__init__(inst_data=inst_data)
-        if _lacking is not None:
+        if _UNAVAILABLE is not None:
             logger.warning(
                 "MonitoredRunLauncher cannot detect dead run workers with Dagster %s, and works as its default "
                 "launcher: %s. Install a version of Dagster that icedb-dagster[dagster] allows.",
                 dg.__version__,
-                _lacking,
+                _UNAVAILABLE,
             )
         self.lost_after_s = lost_after_seconds
         #: By run id: since when (monotonic seconds) its code server is away, or does not know the run.
@@ -119,18 +110,20 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
     @property
     def supports_check_run_worker_health(self) -> bool:
         """True if run monitoring can check workers."""
-        return _lacking is None
+        return _UNAVAILABLE is None
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> "CheckRunHealthResult":
         """Return FAILED if a started run's worker is known to be gone, else RUNNING."""
+        result: type[CheckRunHealthResult] = internal("CheckRunHealthResult")
+        status = internal("WorkerStatus")
         why = _why_missing(run)
         if not why:
             self._missing_since.pop(run.run_id, None)
-            return CheckRunHealthResult(WorkerStatus.RUNNING)
+            return result(status.RUNNING)
         missing_s = self._missing_s(run.run_id, time.monotonic())
         if missing_s < self.lost_after_s:
-            return CheckRunHealthResult(WorkerStatus.RUNNING, f"{why}, for {missing_s:.0f} s")
-        return CheckRunHealthResult(WorkerStatus.FAILED, f"The worker is gone: {why}, for {missing_s:.0f} s")
+            return result(status.RUNNING, f"{why}, for {missing_s:.0f} s")
+        return result(status.FAILED, f"The worker is gone: {why}, for {missing_s:.0f} s")
 
     def _missing_s(self, run_id: str, now_s: float) -> float:
         oldest_s = now_s - self.lost_after_s - _FORGOTTEN_AFTER_S
@@ -146,24 +139,25 @@ def _launched(run: dg.DagsterRun) -> str:
 def _why_missing(run: dg.DagsterRun) -> str:
     """Return why a run's worker seems to be gone; empty if it is alive, or if that is unknown."""
     launched = run.tags.get(LAUNCHED_TAG, "")
-    if GRPC_INFO_TAG not in run.tags or not launched.startswith(f"{run.run_id[:8]}@"):
+    address_tag = internal("GRPC_INFO_TAG")
+    if address_tag not in run.tags or not launched.startswith(f"{run.run_id[:8]}@"):
         return ""
-    address = json.loads(run.tags[GRPC_INFO_TAG])
+    address = json.loads(run.tags[address_tag])
     socket_path, host = address.get("socket"), address.get("host")
     if (socket_path or host in _LOCAL) and launched != _launched(run):
         return ""
-    client = DagsterGrpcClient(
+    client = internal("DagsterGrpcClient")(
         port=address.get("port"), socket=socket_path, host=host, use_ssl=bool(address.get("use_ssl", False))
     )
     where = socket_path or f"{host}:{address.get('port')}"
     try:
-        current = deserialize_value(client.get_current_runs(), GetCurrentRunsResult)
-    except DagsterUserCodeUnreachableError as error:
+        current = dg.deserialize_value(client.get_current_runs(), internal("GetCurrentRunsResult"))
+    except internal("DagsterUserCodeUnreachableError") as error:
         return f"its code server at {where} cannot be reached" if _is_away(error) else ""
     return "" if run.run_id in current.current_runs else f"the code server at {where} does not know it"
 
 
-def _is_away(error: "DagsterUserCodeUnreachableError") -> bool:
+def _is_away(error: BaseException) -> bool:
     """Return whether no connection was made. Otherwise a server does not respond in time, or cannot list its runs."""
     import grpc  # slow to import, and only Dagster's daemon needs it
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Never
 
 import dagster as dg
-from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field
 
 from icedb.errors import InvalidOption
@@ -131,7 +130,7 @@ class _DriverHere(SparkPlace):
         before = len(_reported_errors(context))  # errors of earlier tries
         try:
             return client.run(context=context, command=launch.command, extras=dict(extras or {}))
-        except DagsterPipesExecutionError as error:
+        except dg.DagsterError as error:
             reported = _reported_errors(context)[before:]
             raise dg.Failure(reported[-1] if reported else f"{program}: {error}") from None
 

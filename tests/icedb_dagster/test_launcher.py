@@ -157,26 +157,3 @@ def test_the_packaged_instance_has_the_launcher_and_validates_its_setting(tmp_pa
 def test_the_launcher_imports_neither_arrow_nor_duckdb() -> None:
     code = "import sys, icedb_dagster.launcher; print(sorted({'pyarrow', 'duckdb', 'boto3'} & sys.modules.keys()))"
     assert run_python("-c", code).stdout == "[]\n"
-
-
-WITHOUT = """
-import sys
-sys.modules[{module!r}] = None  # its import fails
-import dagster as dg
-from icedb_dagster.launcher import MonitoredRunLauncher
-launcher = MonitoredRunLauncher()
-assert isinstance(launcher, dg.DefaultRunLauncher)
-assert not launcher.supports_check_run_worker_health
-"""
-
-
-@pytest.mark.parametrize("module", ["dagster._grpc.types", "dagster._core.launcher.base"])
-def test_the_launcher_works_without_a_private_name(module: str, tmp_path: Path) -> None:
-    """A later version of Dagster may lack a name: then runs start, and dead workers are not detected."""
-    program = "from dagster import DefaultRunLauncher\n" + WITHOUT.format(module=module)
-    (tmp_path / "program.py").write_text(program)
-    result = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert "cannot detect dead run workers" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -68,6 +69,7 @@ FOLDERS = [
     "icedb.spark.datasource",
     "icedb.spark",
     "pyspark_icedb",
+    "icedb_dagster.dagster_internals",
     "icedb_dagster.resource_fields",
     "icedb_dagster.resource",
     "icedb_dagster.metadata",
@@ -214,6 +216,23 @@ def test_what_is_heavy_or_optional_stays_where_it_belongs(module: str) -> None:
     for name in imports(module, modules()[module]):
         places = CONFINED.get(name.split(".")[0])
         assert places is None or inside(module, places), f"{module} imports {name}"
+
+
+def test_private_names_of_dagster_are_listed_in_one_module() -> None:
+    """Other modules may name types for the type checker."""
+    for module in modules():
+        if module == "icedb_dagster.dagster_internals":
+            continue
+        tree = ast.parse(modules()[module].read_text())
+        blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+        typed = {id(n) for block in blocks for n in ast.walk(block)}
+        for node in ast.walk(tree):
+            names = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "") or ""]
+            )
+            if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed:
+                private = [n for n in names if re.match(r"dagster\w*\.(.*\.)?_|dagster_shared\b", n)]
+                assert not private, f"{module} imports {private[0]}: add the name to dagster_internals"
 
 
 @pytest.mark.parametrize("module", [m for m in modules() if m.startswith("spark_jobs.")])

@@ -12,16 +12,18 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dotenv import dotenv_values
 
 from icedb.errors import StackError
 from icedb.util.temporary_files import temporary_folder
+from icedb_dagster.dagster_internals import internal
 from icedb_dagster.dev import stack as local_stack
 from icedb_dagster.dev.stack.home import open_instance
 from icedb_dagster.dev.stack.layout import open_layout
@@ -59,11 +61,23 @@ class LoadedCode:
 @contextmanager
 def project_environment(project_dir: str | Path) -> Iterator[None]:
     """Add the project's `.env` to the environment, overriding existing variables as Dagster does."""
-    from dagster._core.secrets.env_file import get_env_var_dict
-    from dagster._utils.env import environ
-
-    with environ(get_env_var_dict(str(open_layout(project_dir).project))):
+    values = dotenv_values(open_layout(project_dir).project / ".env")
+    with _environment({name: value for name, value in values.items() if value is not None}):
         yield
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -90,11 +104,9 @@ def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
 
 
 def _instance_of_home(home: str) -> dg.DagsterInstance:
-    from dagster._utils.env import environ
-
     logging.disable(logging.WARNING)  # Dagster logs each attempt to connect
     try:
-        with environ({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
+        with _environment({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
             return _whole(dg.DagsterInstance.get())
     except Exception as problem:  # noqa: BLE001 - from the configuration, the file system, the driver, or any storage class
         raise StackError(f"the instance of DAGSTER_HOME={home} cannot be opened: {reason_of(problem)}") from None
@@ -104,23 +116,21 @@ def _instance_of_home(home: str) -> dg.DagsterInstance:
 
 def load_code(project_dir: str | Path) -> LoadedCode:
     """Load the code of a project, without accessing instance or tables. Raises StackError without a workspace.yaml."""
-    from dagster._cli.workspace.cli_target import workspace_opts_to_load_target
-    from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
-    from dagster_shared.cli import WorkspaceOpts
-
     workspace = open_layout(project_dir).workspace
     if not workspace.is_file():
         raise StackError(
             f"{workspace} is missing, which names the code with the tables. Run this in the project's folder"
         )
+    options = internal("WorkspaceOpts")(workspace=[str(workspace)])
+    load_target, in_process = internal("workspace_opts_to_load_target"), internal("InProcessWorkspaceLoadTarget")
     # The code's output is not part of the command's result.
     with chdir(workspace.parent), redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dagster warns about code that cannot be loaded; we report it
         try:
-            target = workspace_opts_to_load_target(WorkspaceOpts(workspace=[str(workspace)]), allow_in_process=True)
+            target = load_target(options, allow_in_process=True)
         except Exception as error:  # noqa: BLE001 - from its YAML, or from its contents
             return LoadedCode(problems=(f"{workspace} cannot be read: {reason_of(error)}",))
-        if isinstance(target, InProcessWorkspaceLoadTarget):
+        if isinstance(target, in_process):
             (origin,) = target.create_origins()
             return _load_here(origin)
         return _load_by_servers(target)
@@ -128,10 +138,9 @@ def load_code(project_dir: str | Path) -> LoadedCode:
 
 def _load_here(origin: InProcessCodeLocationOrigin) -> LoadedCode:
     """Load without Dagster's snapshots of a location, which take twenty seconds for two hundred tables."""
-    from dagster._grpc.server import LoadedRepositories
-
+    load = internal("LoadedRepositories")
     try:
-        loaded = LoadedRepositories(
+        loaded = load(
             origin.loadable_target_origin,
             container_image=origin.container_image,
             entry_point=origin.entry_point,
@@ -148,13 +157,11 @@ def _load_here(origin: InProcessCodeLocationOrigin) -> LoadedCode:
 
 def _load_by_servers(target: WorkspaceLoadTarget) -> LoadedCode:
     """Load by one code server for each location, because they may need different Pythons. Roots are not read."""
-    from dagster._core.workspace.context import WorkspaceProcessContext
-
     pools, problems = [], []
     with (
         temporary_folder("instance") as folder,
         dg.DagsterInstance.local_temp(str(folder)) as instance,
-        WorkspaceProcessContext(
+        internal("WorkspaceProcessContext")(
             instance, target, version=dg.__version__, read_only=True, code_server_log_level="warning"
         ) as context,
     ):
