@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TableChecks,
         build_table_checks,
     )
-    from icedb_dagster.component import IceDBTableComponent
+    from icedb_dagster.component import IceDBResourceComponent, IceDBTableComponent
     from icedb_dagster.compute.emr import EmrServerlessSpark, EmrSpark
     from icedb_dagster.compute.spark_places import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
     from icedb_dagster.io.io_manager import IceDBIOManager
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from icedb_dagster.resource import IceDBResource
     from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
     from icedb_dagster.specs import build_observation, observable_table, table_spec
+    from icedb_dagster.sql_assets import sql_asset
 
 __all__ = [
     "CommitsSensor",
@@ -51,6 +52,7 @@ __all__ = [
     "HorizonCheck",
     "IceDBIOManager",
     "IceDBResource",
+    "IceDBResourceComponent",
     "IceDBTableComponent",
     "LocalSpark",
     "LogDepthCheck",
@@ -70,6 +72,7 @@ __all__ = [
     "icedb_pool",
     "observable_table",
     "spark_progress",
+    "sql_asset",
     "table_spec",
 ]
 
@@ -86,7 +89,7 @@ _HOMES = {
         "TableChecks",
         "build_table_checks",
     ),
-    "icedb_dagster.component": ("IceDBTableComponent",),
+    "icedb_dagster.component": ("IceDBResourceComponent", "IceDBTableComponent"),
     "icedb_dagster.compute.emr": ("EmrServerlessSpark", "EmrSpark"),
     "icedb_dagster.io.io_manager": ("IceDBIOManager",),
     "icedb_dagster.locking.table_lock": ("ensure_pool", "icedb_pool"),
@@ -96,6 +99,7 @@ _HOMES = {
     "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor"),
     "icedb_dagster.compute.spark_places": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
     "icedb_dagster.specs": ("build_observation", "observable_table", "table_spec"),
+    "icedb_dagster.sql_assets": ("sql_asset",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

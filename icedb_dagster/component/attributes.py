@@ -17,7 +17,11 @@ from icedb_dagster.maintenance.definitions import CRONS, MAX_RUNTIME_S, EngineNa
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
-__all__ = ["OF_ASSETS", "TableAttributes"]
+__all__ = ["OF_ASSETS", "OF_QUERIES", "AssetKind", "TableAttributes"]
+
+AssetKind = Literal["none", "external", "observable", "sql"]
+#: Attributes of an sql asset.
+OF_QUERIES = ("query", "inputs", "io_manager_key", "memory_bytes")
 
 
 def _check_of(settings: Any) -> Any:
@@ -87,10 +91,28 @@ class TableAttributes(Attributes):
         description="The asset key: a text with /, or a list. The table is <root>/<key>.",
         examples=["events", "sales/orders"],
     )
-    asset: Templated[Literal["none", "external", "observable"]] = Field(
+    asset: Templated[AssetKind] = Field(
         default="none",
         description="none: the asset is defined in code, or there is none. external: defined here, filled outside "
-        "Dagster. observable: as external, and observed: its data version is that of the newest commit.",
+        "Dagster. observable: as external, and observed: its data version is that of the newest commit. sql: the "
+        "IO manager writes the rows of `query`.",
+    )
+    query: Templated[str | None] = Field(
+        default=None,
+        description="A SELECT of DuckDB over the inputs: the rows of an sql asset. It may use $partition_key, "
+        "$partition_keys, $partition_start and $partition_end.",
+        examples=["SELECT day, count(*) AS visits FROM visits GROUP BY day"],
+    )
+    inputs: Choice[list[str], dict[str, str]] = Field(
+        default=[],
+        description="Keys of the assets that the query reads, or names in the query with their keys.",
+        examples=[["visits"], {"o": "sales/orders"}],
+    )
+    io_manager_key: Templated[str] = Field(
+        default="io_manager", description="The key of the IceDBIOManager that writes an sql asset and loads its inputs."
+    )
+    memory_bytes: Templated[Annotated[int, Field(ge=1)] | None] = Field(
+        default=None, description="The memory of the query before it spills to disk, in bytes; null: half of it."
     )
     observe_cron: Templated[Cron | None] = Field(
         default=None, description="Cron expression: when an observable table is observed."
@@ -157,6 +179,10 @@ class TableAttributes(Attributes):
                 f"{misplaced[0]} applies to an asset that is defined here, but `asset` is none. Set it where the code "
                 "defines the asset, or write `asset: external`."
             )
+        if self.asset == "sql" and not self.query:
+            raise ValueError("`asset: sql` needs a query.")
+        if self.asset != "sql" and (misplaced := [name for name in OF_QUERIES if name in self.model_fields_set]):
+            raise ValueError(f"{misplaced[0]} needs `asset: sql`.")
         if self.asset != "observable" and self.observe_cron:
             raise ValueError("observe_cron needs `asset: observable`.")
         return self

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ValidationError
 
 from icedb.errors import InvalidOption
 from icedb_dagster.checks import TableChecks
-from icedb_dagster.component.attributes import OF_ASSETS, TableAttributes
+from icedb_dagster.component.attributes import OF_ASSETS, OF_QUERIES, TableAttributes
 from icedb_dagster.component.templates import is_template
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
-__all__ = ["resolved"]
+__all__ = ["rendered", "resolved", "set_fields"]
 
 # A variable of the environment, in a template.
 _VARIABLE = re.compile(r"\{\{-?\s*env\.\w+\s*-?\}\}")
@@ -44,11 +44,11 @@ def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
     """
     values = model.model_dump(exclude_unset=True)
     label = f"the table {values.get('table')!r}"
-    rendered = {name: _rendered(context.at_path(name), value, f"{label}: {name}") for name, value in values.items()}
+    plain = rendered(context, values, label)
     try:
-        attributes = TableAttributes.model_validate(rendered)
+        attributes = TableAttributes.model_validate(plain)
     except ValidationError as error:
-        raise InvalidOption(_error_text(rendered, error)) from None
+        raise InvalidOption(_error_text(plain, error)) from None
     resolved_values = {name: getattr(attributes, name) for name in attributes.model_fields_set}
     fields = {name: resolved_values[name] for name in _PLAIN if name in resolved_values}
     fields |= {
@@ -58,8 +58,14 @@ def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
     }
     fields["table"] = _key(resolved_values["table"])
     fields["spec"] = _spec(context, resolved_values)
-    fields["schedules"] = _set_fields(resolved_values.get("schedules"))
+    fields["sql"] = _sql(resolved_values)
+    fields["schedules"] = set_fields(resolved_values.get("schedules"))
     return {**fields, **_sensors(resolved_values.get("sensors")), "checks": _checks(resolved_values.get("checks"))}
+
+
+def rendered(context: dg.ResolutionContext, values: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return attributes with their templates rendered. `label` begins messages. Raises InvalidOption."""
+    return {name: _rendered(context.at_path(name), value, f"{label}: {name}") for name, value in values.items()}
 
 
 def _rendered(context: dg.ResolutionContext, value: Any, at: str) -> Any:
@@ -83,10 +89,10 @@ def _rendered_template(context: dg.ResolutionContext, template: str, at: str) ->
     return value
 
 
-def _error_text(rendered: Mapping[str, Any], error: ValidationError) -> str:
+def _error_text(attributes: Mapping[str, Any], error: ValidationError) -> str:
     """Return the message: each attribute with its error."""
     wrong = (f"{'.'.join(str(step) for step in _path(e['loc']))}: {e['msg']}" for e in error.errors())
-    return f"the table {rendered.get('table')!r}: {'; '.join(wrong)}."
+    return f"the table {attributes.get('table')!r}: {'; '.join(wrong)}."
 
 
 def _path(steps: tuple[int | str, ...]) -> list[int | str]:
@@ -94,7 +100,7 @@ def _path(steps: tuple[int | str, ...]) -> list[int | str]:
     return [step for step in steps if step not in ("value", "object", "template")] or ["attributes"]
 
 
-def _set_fields(model: Any) -> dict[str, Any]:
+def set_fields(model: Any) -> dict[str, Any]:
     """Return the fields set in an object, or the mapping that a template rendered to."""
     if isinstance(model, BaseModel):
         return {name: getattr(model, name) for name in model.model_fields_set}
@@ -123,13 +129,24 @@ def _spec(context: dg.ResolutionContext, values: Mapping[str, Any]) -> dict[str,
     return spec
 
 
+def _sql(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `sql_asset`."""
+    sql = {name: values[name] for name in OF_QUERIES if name in values}
+    inputs = sql.get("inputs", ())
+    if isinstance(inputs, Mapping):
+        sql["inputs"] = {name: _key(key) for name, key in inputs.items()}
+    else:
+        sql["inputs"] = [_key(key) for key in inputs]
+    return sql if values.get("asset") == "sql" else {}
+
+
 def _tag(value: object) -> str:
     """Return a tag value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _sensors(sensors: Any) -> dict[str, Any]:
-    wanted = _set_fields(sensors)
+    wanted = set_fields(sensors)
     maintenance, commits = wanted.get("maintenance", True), wanted.get("commits", False)
     if isinstance(maintenance, bool):
         maintenance = MaintenanceSensor() if maintenance else None

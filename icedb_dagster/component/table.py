@@ -7,7 +7,7 @@ same definitions. It accesses neither store nor instance.
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Self, get_args
 
 import dagster as dg
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from icedb.errors import InvalidOption
 from icedb.operations.health.table_health import Thresholds
 from icedb_dagster.checks import TableChecks
-from icedb_dagster.component.attributes import TableAttributes
+from icedb_dagster.component.attributes import AssetKind, TableAttributes
 from icedb_dagster.component.resolution import resolved
 from icedb_dagster.component.scaffolder import TableScaffolder
 from icedb_dagster.maintenance.definitions import CRONS, MAX_RUNTIME_S, EngineName, Lock, build_table_definitions
@@ -23,6 +23,7 @@ from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.resource import folders_of
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.specs import build_observation, observable_table, table_spec
+from icedb_dagster.sql_assets import sql_asset
 
 __all__ = ["IceDBTableComponent"]
 
@@ -41,9 +42,11 @@ class IceDBTableComponent(dg.Component, dg.Resolvable):
     """
 
     table: dg.AssetKey
-    asset: Literal["none", "external", "observable"] = "none"
+    asset: AssetKind = "none"
     #: Arguments of `table_spec`, if the asset is defined here.
     spec: Mapping[str, Any] = field(default_factory=dict)
+    #: Arguments of `sql_asset`, if `asset` is sql: `query`, `inputs`, `io_manager_key` and `memory_bytes`.
+    sql: Mapping[str, Any] = field(default_factory=dict)
     observe_cron: str | None = None
     ttl: TimeToLive | Expiry | None = None
     engine: EngineName = "in_process"
@@ -68,8 +71,10 @@ class IceDBTableComponent(dg.Component, dg.Resolvable):
                 f"the table {self.table}: schedules has {unknown[0]!r}, which is not a job. Jobs are "
                 f"{', '.join(CRONS)}."
             )
-        if self.asset not in ("none", "external", "observable"):
-            raise InvalidOption(f"the table {self.table}: asset is {self.asset!r}; give none, external or observable.")
+        if self.asset not in get_args(AssetKind):
+            raise InvalidOption(
+                f"the table {self.table}: asset is {self.asset!r}; give {', '.join(get_args(AssetKind))}."
+            )
         for job, wanted in (("ttl", self.ttl), ("checks", self.checks)):
             if self.schedules.get(job) is not None and wanted is None:
                 raise InvalidOption(
@@ -132,9 +137,18 @@ class IceDBTableComponent(dg.Component, dg.Resolvable):
             return dg.Definitions()
         if self.asset == "external":
             return dg.Definitions(assets=[table_spec(self.table, **self.spec)])
+        if self.asset == "sql":
+            return dg.Definitions(assets=[self._sql_asset()])
         observed = observable_table(self.table, resource_key=self.resource_key, **self.spec)
         if self.observe_cron is None:
             return dg.Definitions(assets=[observed])
         return dg.Definitions.merge(
             dg.Definitions(assets=[observed]), build_observation(self.table, self.observe_cron, running=self.running)
         )
+
+    def _sql_asset(self) -> dg.AssetsDefinition:
+        spec = dict(self.spec)
+        # Settings of the IO manager, by which it creates the table.
+        of_table = {name: spec.pop(name) for name in ("partition_by", "sort_by") if name in spec}
+        metadata = {**of_table, **spec.pop("metadata", {})}
+        return sql_asset(self.table, **self.sql, metadata=metadata, **spec)

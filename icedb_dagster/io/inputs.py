@@ -19,6 +19,7 @@ from icedb import Snapshot
 from icedb.engines import polars
 from icedb.engines.arrow import dataset
 from icedb.errors import IceDBError, InvalidOption, TableNotFound, UnknownColumn
+from icedb.reader.scan_sql import relation
 from icedb.sql.connections import ROWS_PER_BATCH, quote_name
 from icedb.sql.expressions import Expression, parse_expression
 from icedb.sql.predicates import check_predicate
@@ -98,12 +99,21 @@ class Rows:
 
     def relation(self) -> duckdb.DuckDBPyRelation:
         """Return the rows as a lazy DuckDB relation. DuckDB rejects a relation without columns."""
+        return self.chosen.query(self._select("t")).relation
+
+    def sql(self) -> str:
+        """Return the SELECT of the rows, for a DuckDB connection that can read the parts."""
+        of = self.chosen
+        rows = relation(of.handle, of.parts, of.schema, of.partition_schema, expressions=of.expressions)
+        return self._select(f"({rows}) AS t")
+
+    def _select(self, source: str) -> str:
         selected = "*" if self.columns is None else ", ".join(map(quote_name, self.columns))
         conditions = [] if self.condition is None else [self.condition.sql]
         if self.predicate is not None and any(map(self.chosen.is_older, self.chosen.parts)):
             conditions.append(self.predicate)  # their paths do not determine whether it is true
         where = " AND ".join(f"(\n{one}\n)" for one in conditions)
-        return self.chosen.query(f"SELECT {selected} FROM t{' WHERE ' + where if where else ''}").relation
+        return f"SELECT {selected} FROM {source}{' WHERE ' + where if where else ''}"
 
     @cached_property
     def chosen(self) -> Snapshot:
@@ -273,4 +283,5 @@ _LOADERS: Mapping[str, Callable[[Rows], Any]] = {
     "duckdb.DuckDBPyRelation": Rows.relation,
     "pyspark.sql.DataFrame": _spark_frame,
     "list": lambda rows: rows.table().to_pylist(),
+    "icedb_dagster.Rows": lambda rows: rows,
 }

@@ -45,6 +45,8 @@ from icedb_dagster.resource_fields import CheckedFields
 
 __all__ = ["IceDBIOManager"]
 
+COLUMN_LINEAGE = "dagster/column_lineage"
+
 
 class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     """Stores assets as IceDB tables, and loads tables as inputs.
@@ -358,9 +360,15 @@ def _report(
         if predicate is not None:
             large = {name: metadata.pop(name) for name in LARGE_METADATA if name in metadata}
             _report_each_partition(context, step, snapshot, selection, large)
-    context.add_output_metadata({**metadata, **commit_figures})
+    context.add_output_metadata({**metadata, **commit_figures, **_lineage(context)})
     if step is not None and not step.has_data_version(context.asset_key):
         step.set_data_version(context.asset_key, dg.DataVersion(snapshot.id))
+
+
+def _lineage(context: dg.OutputContext) -> Mapping[str, Any]:
+    """Return the lineage of columns that the asset's definition states. The UI shows that of materializations only."""
+    lineage = (context.definition_metadata or {}).get(COLUMN_LINEAGE)
+    return {} if lineage is None or COLUMN_LINEAGE in (context.output_metadata or {}) else {COLUMN_LINEAGE: lineage}
 
 
 def _report_each_partition(

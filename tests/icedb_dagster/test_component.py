@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,6 +15,7 @@ pytest.importorskip("dagster_dg_cli")
 
 from dagster._core.remote_representation.external_data import RepositorySnap
 from jsonschema import Draft202012Validator
+from pydantic import ValidationError
 
 import icedb
 from icedb.errors import InvalidOption
@@ -23,7 +24,9 @@ from icedb_dagster import (
     CommitsSensor,
     FreshnessCheck,
     HorizonCheck,
+    IceDBIOManager,
     IceDBResource,
+    IceDBResourceComponent,
     IceDBTableComponent,
     LogDepthCheck,
     MaintenanceSensor,
@@ -36,9 +39,11 @@ from icedb_dagster import (
     build_observation,
     build_table_definitions,
     observable_table,
+    sql_asset,
     table_spec,
 )
-from icedb_dagster.component.attributes import OF_ASSETS, TableAttributes
+from icedb_dagster.component.attributes import OF_ASSETS, OF_QUERIES, TableAttributes
+from icedb_dagster.component.resources import ResourceAttributes
 from icedb_dagster.component.scaffolder import TEMPLATE, yaml_values
 from icedb_dagster.maintenance.definitions import CRONS
 from tests.support.processes import clean_environment, run_python
@@ -124,7 +129,7 @@ def defs_of(made: IceDBTableComponent) -> dg.Definitions:
 def snap(defs: dg.Definitions) -> Any:
     """Return the snapshot of definitions for Dagster's servers."""
     lake = IceDBResource(root="lake")
-    resources: dict[str, Any] = {"icedb": lake, "lake": lake, "cluster": object()}
+    resources: dict[str, Any] = {"icedb": lake, "lake": lake, "cluster": object(), "tables": IceDBIOManager(icedb=lake)}
     whole = dg.Definitions.merge(defs, dg.Definitions(resources=resources))
     return RepositorySnap.from_def(whole.get_repository_def())
 
@@ -170,8 +175,122 @@ def test_yaml_and_python_give_the_same_definitions() -> None:
         ),
     )
     assert snap(defs_of(made)) == snap(in_python)
-    attributes = {*TableAttributes.model_fields} - {*OF_ASSETS, "sensors"}
-    assert attributes | {"spec", "maintenance_sensor", "commits_sensor"} == {*made.__dict__}
+    attributes = {*TableAttributes.model_fields} - {*OF_ASSETS, *OF_QUERIES, "sensors"}
+    assert attributes | {"spec", "sql", "maintenance_sensor", "commits_sensor"} == {*made.__dict__}
+
+
+SQL = """
+table: sales/daily
+asset: sql
+query: SELECT day, count(*) AS n FROM o WHERE day = $partition_key::DATE GROUP BY day
+inputs: {o: sales/orders}
+partitions_def: {type: daily, start_date: "2026-01-01"}
+metadata: {partition_expr: day}
+sort_by: [day]
+io_manager_key: tables
+memory_bytes: 100000000
+owners: [team:sales]
+"""
+
+
+def test_an_sql_asset_is_the_same_in_yaml_and_python(tmp_path: Path) -> None:
+    made = defs_of(component(SQL))
+    in_python = sql_asset(
+        ["sales", "daily"],
+        "SELECT day, count(*) AS n FROM o WHERE day = $partition_key::DATE GROUP BY day",
+        inputs={"o": dg.AssetKey(["sales", "orders"])},
+        partitions_def=dg.DailyPartitionsDefinition("2026-01-01"),
+        metadata={"sort_by": ["day"], "partition_expr": "day"},
+        io_manager_key="tables",
+        memory_bytes=100_000_000,
+        owners=["team:sales"],
+    )
+    days = dg.DailyPartitionsDefinition("2026-01-01")
+    upstream = dg.Definitions(assets=[table_spec(["sales", "orders"], partitions_def=days)])
+    whole = dg.Definitions.merge(dg.Definitions(assets=[in_python]), build_table_definitions(["sales", "daily"]))
+    assert snap(dg.Definitions.merge(upstream, made)) == snap(dg.Definitions.merge(upstream, whole))
+
+    @dg.asset(key=["sales", "orders"], partitions_def=days, metadata={"partition_expr": "day"}, io_manager_key="tables")
+    def orders(context: dg.AssetExecutionContext) -> list[dict[str, Any]]:
+        return [{"day": date.fromisoformat(context.partition_key), "item": n} for n in range(3)]
+
+    [daily] = made.assets or ()
+    lake = IceDBResource(root=str(tmp_path))
+    resources = {"icedb": lake, "tables": IceDBIOManager(icedb=lake)}
+    assert dg.materialize([orders, daily], partition_key="2026-01-02", resources=resources).success
+    assert lake.table(["sales", "daily"]).query("SELECT * FROM t").fetchall() == [(date(2026, 1, 2), 3)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ("{table: a, asset: sql}", "needs a query"),
+        ("{table: a, query: SELECT 1}", "query needs `asset: sql`"),
+        ("{table: a, asset: external, inputs: [b]}", "inputs needs `asset: sql`"),
+        ("{table: a, asset: sql, query: SELECT}", "not valid SQL"),
+        ("{table: a, asset: sql, query: SELECT 1, inputs: {b-c: b}}", "'b-c' needs a name of letters"),
+    ],
+)
+def test_an_invalid_sql_asset_is_rejected_when_definitions_load(attributes: str, message: str) -> None:
+    with pytest.raises((InvalidOption, ValidationError), match=message):
+        defs_of(component(attributes))
+
+
+RESOURCES = Draft202012Validator(ResourceAttributes.model_json_schema())
+
+
+def resources(attributes: str) -> dg.Definitions:
+    """Return the definitions of a document of resources."""
+    parsed = yaml.safe_load(attributes)
+    assert [error.message for error in RESOURCES.iter_errors(parsed)] == [], "dg check yaml rejects it"
+    model = ResourceAttributes.model_validate(parsed)
+    made = IceDBResourceComponent.resolve_from_model(dg.ResolutionContext.default(), model)
+    return made.build_defs(dg.ComponentTree.for_test().load_context)
+
+
+def test_the_resources_in_yaml_open_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    monkeypatch.setenv("LAKE_FSYNC", "false")
+    defs = resources(
+        """
+        root: "{{ env.LAKE_ROOT }}"
+        storage_options: {fsync: {env: LAKE_FSYNC}}
+        io_manager: {mode: append, sort_by: [n]}
+        """
+    )
+    assert sorted(defs.resources or ()) == ["icedb", "io_manager"]
+    assert defs.resources["icedb"].root == str(tmp_path / "lake")
+    assert isinstance(defs.resources["icedb"].storage_options["fsync"], dg.EnvVar)
+
+    @dg.asset
+    def numbers() -> list[dict[str, int]]:
+        return [{"n": 2}, {"n": 1}]
+
+    whole = dg.Definitions.merge(defs, dg.Definitions(assets=[numbers]))
+    for _ in range(2):
+        assert whole.resolve_implicit_global_asset_job_def().execute_in_process().success
+    table = icedb.Table.open(str(tmp_path / "lake" / "numbers"))
+    assert table.query("SELECT n FROM t").fetchall() == [(1,), (2,), (1,), (2,)]
+
+    alone = resources("{root: lake, resource_key: tables, io_manager_key: null}")
+    assert sorted(alone.resources or ()) == ["tables"]
+    from_variable = resources("{root: {env: LAKE_ROOT}}")
+    assert from_variable.resources["icedb"].uri("a") == str(tmp_path / "lake" / "a")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ("{root: 's3://lake', storage_options: {aws_secret_access_key: hidden}}", "is plain text"),
+        ("{root: '{{ env.NOT_SET }}'}", "renders to nothing"),
+        ("{root: lake, io_manager: {mod: append}}", "'mod', which is no field of IceDBIOManager. Fields are .*mode"),
+        ("{root: lake, io_manager: {mode: upsert}}", "IceDBIOManager: mode: Input should be 'append' or 'overwrite'"),
+    ],
+)
+def test_invalid_resources_are_rejected_when_definitions_load(attributes: str, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message) as error:
+        resources(attributes)
+    assert "hidden" not in str(error.value)
 
 
 def test_a_plain_table_has_jobs_and_an_external_table_has_an_asset(recwarn: pytest.WarningsRecorder) -> None:
@@ -347,7 +466,9 @@ def test_the_yaml_of_the_page_is_valid_and_every_attribute_is_named() -> None:
     page = ROOT / "docs" / "component.md"
     documents = [loaded for block in blocks(page, "yaml") for loaded in yaml.safe_load_all(block)]
     made = [component(document["attributes"]) for document in documents]
-    assert [table.table.to_user_string() for table in made] == ["events", "sales/orders"]
+    assert [table.table.to_user_string() for table in made] == ["events", "sales/daily", "sales/orders"]
+    [of_resources] = blocks(page, "yaml resources")
+    assert RESOURCES.is_valid(yaml.safe_load(of_resources)["attributes"])
     table = page.read_text().partition("| attribute |")[2].partition("\n\n")[0]
     named = {*re.findall(r"`(\w+)`", table)}
     assert {*TableAttributes.model_fields} | {*CRONS} <= named
@@ -425,5 +546,5 @@ def test_200_tables_in_one_yaml_load_without_a_connection(tmp_path: Path) -> Non
     (folder / "defs.yaml").write_text(yaml.safe_dump_all(documents))
     env = environment(tmp_path) | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = run_python("-W", "ignore", "-c", LOADING, cwd=tmp_path, env=env)
-    # Each with ten jobs, that of the checks, two sensors, seven schedules, four checks; and Dagster's own job of all.
-    assert done.stdout.split() == ["2201", "400", "1400", "800"]
+    # Each with ten jobs, that of the checks, two sensors, four schedules, four checks; and Dagster's own job of all.
+    assert done.stdout.split() == ["2201", "400", "800", "800"]

@@ -76,6 +76,7 @@ FOLDERS = [
     "icedb_dagster.specs",
     "icedb_dagster.partitioning",
     "icedb_dagster.io",
+    "icedb_dagster.sql_assets",
     "icedb_dagster.locking",
     "icedb_dagster.launcher",
     "icedb_dagster.checks",
