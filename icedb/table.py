@@ -67,7 +67,7 @@ from icedb.transaction.table_handle import Fencing, Handle
 from icedb.util.arguments import checks_arguments
 from icedb.util.clock import SystemClock
 from icedb.util.times import AsOf, as_of_ms
-from icedb.writer.spec_options import SpecOptions, spec_change
+from icedb.writer.spec_options import AlterOptions, SpecOptions, spec_change
 from icedb.writer.spec_validation import DeclaredSchema
 
 __all__ = ["Table"]
@@ -713,15 +713,20 @@ class Table:
         """
         return merge_log(self._handle, lines_max=lines_max, files_min=files_min, dry_run=dry_run)
 
-    def alter(self, **options: Unpack[SpecOptions]) -> Commit:
-        """Change how new parts are partitioned, sorted, stored and merged, in one exclusive commit.
+    def alter(self, **options: Unpack[AlterOptions]) -> Commit:
+        """Change how new parts are partitioned, sorted, stored and merged, or drop columns, in one exclusive commit.
 
         An argument that is None leaves its property unchanged. Existing parts stay as they are. Queries see new
         partition columns for all rows.
 
+        A dropped column is hidden from all readers from this commit on, and batches with it are rejected. Earlier
+        snapshots still have it. Existing parts keep its values until they are merged or rewritten.
+
         Args:
             partition_by: As for `create`, also for the other arguments that are not listed here.
-            schema: Further columns to declare.
+            schema: Further columns to declare. A dropped column comes back with its earlier type, once no live part
+                contains its old values.
+            drop_columns: Columns to hide.
             insert_query: As for `create`. An empty text removes the query.
             merge_query: As for `create`. An empty text removes the query.
             merging: As for `create`. `"none"` removes it.
@@ -731,9 +736,10 @@ class Table:
         Raises:
             InvalidOption, InvalidPartitionExpression, InvalidQuery: An argument is invalid.
             UnknownColumn, SchemaConflict: The new spec does not fit the columns of the table.
+            MissingPart: The object of a part does not exist. Only if a dropped column comes back.
 
         Example:
-            >>> table.alter(sort_by=["user", "ts"])
+            >>> table.alter(sort_by=["user", "ts"], drop_columns=["email"])
         """
         return alter(self._handle, spec_change(self.uri, **options))
 

@@ -34,6 +34,7 @@ __all__ = [
     "decode_spec",
     "encode_spec",
     "spec_at",
+    "visible_schema",
 ]
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4_raw", "brotli", "uncompressed"]
@@ -96,6 +97,7 @@ class EarlierSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     path_columns: dict[str, str] = {}
     merge_query: str = ""
     merging: Merging | None = None
+    dropped: dict[str, int] = {}
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -138,6 +140,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     earlier: tuple[EarlierSpec, ...] = ()
     #: Declared column -> the time of its declaration (unix milliseconds), if that was after the table's creation.
     declared_ms: dict[str, int] = {}
+    #: Column that is hidden -> the time at which it was dropped (unix milliseconds). Older parts still contain it.
+    dropped: dict[str, int] = {}
     #: The times on which the table's consistency depends; every program uses these.
     timing: Timing = Timing()
     #: Earlier times, kept while a program may still rely on a longer one of them.
@@ -147,13 +151,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 #: Fields that are written only if they differ from the default, so that other specs do not grow.
 _OPTIONAL_FIELDS = ("log_uri", "columns", "required", "schema_policy", "insert_query", "merge_query", "merging",
                     "row_id", "preserve_partition", "path_columns", "bloom_filters", "views", "earlier", "declared_ms",
-                    "timing", "earlier_timing")  # fmt: skip
+                    "dropped", "timing", "earlier_timing")  # fmt: skip
 #: The fields that a snapshot takes from the spec of its time.
-_SNAPSHOT_FIELDS = ("partition_by", "path_columns", "merge_query", "merging")
+_SNAPSHOT_FIELDS = ("partition_by", "path_columns", "merge_query", "merging", "dropped")
 
 
 def altered_spec(old: TableSpec, new: TableSpec, t_ms: int) -> TableSpec:
     """Return `new` as the revision after `old`, from the time `t_ms` on, with the fields of `old` that must be kept."""
+    dropped = {column: old.dropped.get(column, at_ms) or t_ms for column, at_ms in new.dropped.items()}
+    new = msgspec.structs.replace(new, dropped=dropped)
     then = EarlierSpec(until=t_ms, **{name: getattr(old, name) for name in _SNAPSHOT_FIELDS})
     differs = any(getattr(old, name) != getattr(new, name) for name in _SNAPSHOT_FIELDS)
     declared = {c: t_ms for c in new.columns if c not in old.columns}
@@ -184,8 +190,13 @@ def spec_at(spec: TableSpec, at_ms: int) -> TableSpec:
 
 
 def all_columns(spec: TableSpec, schema: Mapping[str, str]) -> dict[str, str]:
-    """Return the declared columns and those of the log's schema, whose types take precedence."""
-    return {**spec.columns, **schema}
+    """Return the declared columns and those of the log's schema, whose types take precedence, without dropped ones."""
+    return visible_schema(spec, {**spec.columns, **schema})
+
+
+def visible_schema(spec: TableSpec, schema: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of a schema that are not dropped. The log's schema keeps every column for good."""
+    return {column: type_ for column, type_ in schema.items() if column not in spec.dropped}
 
 
 def check_spec(spec: TableSpec, *, table: str) -> None:

@@ -211,5 +211,6 @@ def _new_columns(handle: Handle, since_ms: int, until_ms: int) -> tuple[dict[str
     """Return the columns that were certainly added between two times, and whether there can be no others."""
     schema = handle.columns
     late = {name: added for name, added in _added_times(handle.read()).items() if added[0] > since_ms}
-    sure = {name: schema[name] for name, (at_ms, exact) in late.items() if exact and at_ms <= until_ms}
+    visible = {name: added for name, added in late.items() if name in schema}
+    sure = {name: schema[name] for name, (at_ms, exact) in visible.items() if exact and at_ms <= until_ms}
     return sure, all(exact for _, exact in late.values())

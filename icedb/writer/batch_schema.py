@@ -29,10 +29,11 @@ from icedb.sql.merge_strategies import check_aggregated_types, check_batch_colum
 from icedb.sql.partition_expressions import PartitionExpression, partition_types
 from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, new_columns, storage_type
 from icedb.storage.location import Location
+from icedb.util.times import time_text
 from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX, LoadedBatch
 from icedb.writer.encoding.bloom_filters import check_bloom_filters
 
-__all__ = ["BatchSchema", "check_declared", "WriteContext", "resolve_batch_schema"]
+__all__ = ["BatchSchema", "WriteContext", "check_declared", "check_not_dropped", "resolve_batch_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ def _add_made_columns(context: WriteContext, columns: dict[str, str], select: di
 
 def _check_columns(context: WriteContext, columns: Mapping[str, str]) -> None:
     spec, table_columns, table = context.spec, context.known_schema, context.table
+    check_not_dropped(spec, columns, table=table)
     check_columns(columns, table_columns, table=table)
     _check_shadowing(context, columns)
     check_batch_columns(spec.merging, columns, table=table)
@@ -243,6 +245,19 @@ def check_declared(spec: TableSpec, columns: Iterable[str], table_columns: Mappi
             f"{table}: the batch has a column '{undeclared[0]}', and the table takes only columns that were declared "
             f"({sorted(table_columns)}). Leave it out, or declare it with alter(schema=...)."
         )
+
+
+def check_not_dropped(spec: TableSpec, columns: Iterable[str], *, table: str) -> None:
+    """Raise InvalidBatch for a column that was dropped: its values would be stored and hidden."""
+    if not spec.dropped:
+        return
+    dropped = {c.casefold(): at_ms for c, at_ms in spec.dropped.items()}
+    for column in columns:
+        if (at_ms := dropped.get(column.casefold())) is not None:
+            raise InvalidBatch(
+                f"{table}: the batch has the column '{column}', which was dropped at {time_text(at_ms)}. Leave it out. "
+                "To use the name again, declare the column with alter(schema=...)."
+            )
 
 
 def _lacking(column: str) -> str:

@@ -7,11 +7,12 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
+from icedb.errors import InvalidOption
 from icedb.format.table_spec import Compression, Merging, SchemaPolicy, TableSpec
 from icedb.format.timing import Timing
 from icedb.writer.spec_validation import DeclaredSchema, declared_columns
 
-__all__ = ["Change", "SpecOptions", "spec_change"]
+__all__ = ["AlterOptions", "Change", "SpecOptions", "spec_change"]
 
 #: Returns a new spec from a table's newest one.
 Change = Callable[[TableSpec], TableSpec]
@@ -40,6 +41,12 @@ class SpecOptions(TypedDict, total=False):
     timing: Timing | None
 
 
+class AlterOptions(SpecOptions, total=False):
+    """The options of `Table.alter`: those of a spec, and columns to drop."""
+
+    drop_columns: Sequence[str] | None
+
+
 #: The types in which a spec stores collections. Its other fields have the types of the options.
 _STORED: Mapping[str, Callable[[Any], object]] = {
     "partition_by": tuple,
@@ -50,12 +57,28 @@ _STORED: Mapping[str, Callable[[Any], object]] = {
 }
 
 
-def spec_change(table: str, **options: Unpack[SpecOptions]) -> Change:
-    """Return the function that sets the options in a spec. Raises InvalidOption for an invalid `schema`."""
+def spec_change(table: str, **options: Unpack[AlterOptions]) -> Change:
+    """Return the function that sets the options in a spec. Raises InvalidOption for an invalid `schema`.
+
+    A column in `schema` that was dropped comes back. `alter` sets the times of the columns in `drop_columns`.
+    """
+    drop = options.pop("drop_columns", None) or ()
+    if isinstance(drop, str) or not all(isinstance(column, str) for column in drop):
+        raise InvalidOption(f"{table}: drop_columns is {drop!r}. Give a list of names.")
     changes: dict[str, Any] = {
         name: _STORED[name](value) if name in _STORED else value for name, value in options.items() if value is not None
     }
     if changes.get("merging") == "none":
         changes["merging"] = None
     declared = declared_columns(changes.pop("schema", {}), table=table)
-    return lambda spec: msgspec.structs.replace(spec, columns={**spec.columns, **declared}, **changes)
+    if both := sorted(declared.keys() & set(drop)):
+        raise InvalidOption(
+            f"{table}: the column '{both[0]}' is in schema and in drop_columns. Name it in one of them."
+        )
+
+    def change(spec: TableSpec) -> TableSpec:
+        hidden = {c: at_ms for c, at_ms in spec.dropped.items() if c not in declared}
+        dropped = {**hidden, **{c: 0 for c in drop if c not in hidden}}
+        return msgspec.structs.replace(spec, columns={**spec.columns, **declared}, dropped=dropped, **changes)
+
+    return change

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from icedb.errors import InvalidOption, UnknownColumn
-from icedb.format.table_spec import SchemaPolicy, TableSpec, check_spec
+from icedb.format.table_spec import SchemaPolicy, TableSpec, check_spec, visible_schema
 from icedb.sql.merge_strategies import MERGED, check_aggregated_types, check_batch_columns, check_merging
 from icedb.sql.partition_expressions import parse_partition_by, partition_expressions, partition_types
 from icedb.sql.sandbox_pool import scratch_connection
@@ -53,7 +53,7 @@ def checked_spec(spec: TableSpec, *, table: str, schema: Mapping[str, str] | Non
     columns = {c: _checked_column(c, t, table) for c, t in spec.columns.items()}
     check_columns(columns, schema or {}, table=table)
     _check_policy(spec, columns, table)
-    table_columns = {**columns, **(schema or {})}
+    table_columns = visible_schema(spec, {**columns, **(schema or {})})
     expressions = partition_expressions(spec, table=table)
     if schema or spec.schema_policy == "declared":  # otherwise a batch can still add the columns that they use
         partition_types(expressions, table_columns, table=table)

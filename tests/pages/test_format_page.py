@@ -26,6 +26,7 @@ from icedb.operations.retention.restore import restore
 from icedb.reader.history import CommitKind
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.pin_objects import read_pins
+from icedb.util.times import COUNT_MAX
 from icedb.writer.spec_validation import checked_spec
 from tests.support.site.page_reader import PageReading, Refresher, read_as_the_page_says
 
@@ -232,6 +233,7 @@ def check_same(table: Table, reading: PageReading) -> None:
     assert reading.txn == {application: sequence for application, (sequence, _) in state.txn.items()}
     assert decode_spec(json.dumps(reading.spec).encode(), table=table.uri, key="") == table.spec
     assert reading.live() == {p.key for p in table.snapshot().parts}
+    assert reading.columns(COUNT_MAX) == set(table.schema())
     rows = sum(reading.markers[p]["r"] for p in reading.live())
     assert rows == table.query("SELECT count(*) FROM t").fetchall()[0][0]
     pinned = {p.as_of_ms for p in read_pins(handle) if not p.expired(handle.clock.now_ms())}
@@ -239,6 +241,7 @@ def check_same(table: Table, reading: PageReading) -> None:
     for at in sorted({m[k] for m in reading.markers.values() for k in ("t", "tmb") if k in m} | pinned):
         if at >= state.horizon_ms:
             assert reading.live(at) == {m.key for m in live_markers(state, at)}
+            assert reading.columns(at) == set(table.snapshot(at).schema)
         elif at in pinned:
             assert reading.live(at) == {p.key for p in table.snapshot(at).parts}
         else:
@@ -263,16 +266,18 @@ def steps(table: Table) -> Iterator[object]:
         yield at
         yield table.overwrite([{"k": "2", "n": 99}], partitions=["p=2"])
         yield table.alter(sort_by=["n", "k"] if n else ["k"])
+        yield table.alter(drop_columns=[f"new_{n}"])
         yield table.rewrite_partition("p=2", "SELECT k, n + 1 AS n FROM t")
         yield table.delete("n = 7")
         yield table.drop_partitions("p = '1'")
         yield restore(table.handle, at)
+        yield table.alter(drop_columns=[f"newer_{n}"])
         yield table.merge_log()
         yield table.drop_partitions("p = '1'")
         yield table.cleanup(grace_ms=0, allow_short_grace=True)
 
 
-STEPS = 2 * 19
+STEPS = 2 * 21
 
 
 def read_store(store: ClockedStore, clock: ManualClock) -> PageReading:

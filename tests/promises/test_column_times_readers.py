@@ -126,6 +126,33 @@ def test_a_reader_has_the_columns_of_the_time(tmp_path: Path, reader: str) -> No
         assert (set(names), len(names), rows) == (columns, len(columns), values)
 
 
+def dropped(table: Table) -> tuple[int, int]:
+    """Drop `b` between two inserts. Return a time before that and the time of the last commit."""
+    before = table.insert([{"d": "x", "a": 1, "b": 1, "c": {"b": 1}}]).created_ms
+    assert before is not None
+    wait_until_after(before)
+    table.alter(drop_columns=["b"])
+    last = table.insert([{"d": "x", "a": 2, "c": {"b": 2}}]).created_ms
+    assert last is not None
+    wait_until_after(last)
+    return before, last
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_has_a_dropped_column_before_its_drop_only(tmp_path: Path, reader: str) -> None:
+    """Its parts stay the same, so each reader has to leave the column out by itself. A field `b` of `c` stays."""
+    table = Table.create(tmp_path / "events", partition_by=["d"], sort_by=["a"])
+    before_ms, last_ms = dropped(table)
+    expected = [(before_ms, {"d", "a", "b", "c"}, [1]), (last_ms, {"d", "a", "c"}, [1, 2])]
+    for at_ms, columns, values in expected:
+        names, rows = READERS[reader](table, at_ms, tmp_path / str(at_ms))
+        assert (set(names), len(names), rows) == (columns, len(columns), values)
+    table.merge(part_bytes_max=2**30)
+    wait_until_after(time.time_ns() // 1_000_000)
+    names, rows = READERS[reader](table, table.snapshot().as_of_ms, tmp_path / "merged")
+    assert (set(names), rows) == ({"d", "a", "c"}, [1, 2])
+
+
 def test_the_proxy_shows_parts_that_have_the_columns_of_the_time() -> None:
     """A tenant's engine makes the schema of the parts that it is shown."""
     world = ProxyWorld(partition_by=["d"])

@@ -8,7 +8,7 @@ import typer
 
 from icedb.cli.base.application import INSPECT, MAINTAIN, Connection, DryRun, Json, Uri, Yes, run, verb
 from icedb.cli.base.inputs import read_sql
-from icedb.cli.base.spec_options import MERGING, SpecFlags
+from icedb.cli.base.spec_options import MERGING, SpecFlags, several
 from icedb.cli.commands.write import spec_document
 from icedb.cli.render.output import show
 from icedb.errors import InvalidOption
@@ -40,13 +40,19 @@ def alter(
     no_bloom_filters: Annotated[
         bool, typer.Option("--no-bloom-filters", help="Write new parts without bloom filters.")
     ] = False,
+    drop_column: Annotated[
+        list[str] | None, several("--drop-column", "COLUMN", "Hide this column from now on. Older snapshots have it.")
+    ] = None,
     no_merging: Annotated[
         bool, typer.Option("--no-merging", help="Keep all rows in merges.", rich_help_panel=MERGING)
     ] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Change the layout of new parts. Other settings and existing parts stay. An empty query removes the query."""
+    """Change the layout of new parts, or hide columns. Other settings and existing parts stay.
+
+    An empty query removes the query.
+    """
     from icedb.operations.commits.alter import alter as alter_table
     from icedb.operations.commits.alter import plan_alter
     from icedb.writer.spec_options import spec_change
@@ -66,7 +72,9 @@ def alter(
     table = connection.open(uri)
     if layout.time:
         table.handle.read()  # so that the times without a flag keep their current values
-    change = spec_change(table.uri, **options, timing=layout.timing(table.spec.timing))
+    change = spec_change(
+        table.uri, **options, timing=layout.timing(table.spec.timing), drop_columns=drop_column or None
+    )
     planned = plan_alter(table.handle, change)
     before, after = spec_document(table.spec), spec_document(planned)
     # The spec also records its earlier layout, which the caller did not change.

@@ -11,7 +11,7 @@ from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
 from icedb.sql.types import check_columns
 from icedb.transaction.table_handle import Handle
-from icedb.writer.batch_schema import check_declared
+from icedb.writer.batch_schema import check_declared, check_not_dropped
 from icedb.writer.part_writer import WrittenParts
 
 __all__ = ["Append", "Replace"]
@@ -36,6 +36,7 @@ class Append:
         """Return the log file. Raises SchemaConflict if another commit gave or declared another type for a column."""
         columns = all_columns(self._handle.spec, state.schema)  # reading `state` has updated the spec
         check_columns(self._written.schema, columns, table=state.table)
+        check_not_dropped(self._handle.spec, self._written.schema, table=state.table)
         check_declared(self._handle.spec, self._written.schema, columns, table=state.table)
         schema, markers = dict(self._written.schema), self._written.markers
         return draft(state, t_ms=t_ms, schema=schema, add=markers, operation="insert")

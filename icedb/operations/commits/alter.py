@@ -1,4 +1,4 @@
-"""Changes of a table's spec: its sort order, codec, row groups, or the partitioning of new parts.
+"""Changes of a table's spec: its sort order, codec, row groups, the partitioning of new parts, or its columns.
 
 The header of an exclusive commit records the new spec, so it is ordered with all other exclusive commits. The first
 spec in `_table.json` is never replaced. Existing parts keep their layout. Programs that have the table open use the old
@@ -14,7 +14,8 @@ import msgspec
 from icedb.errors import InvalidPartitionExpression, UnknownColumn
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, all_columns, altered_spec, encode_spec
+from icedb.format.table_spec import TableSpec, all_columns, altered_spec, encode_spec, visible_schema
+from icedb.operations.commits.dropped_columns import check_dropped
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.transaction.append import Commit
 from icedb.transaction.exclusive import commit_exclusive
@@ -65,6 +66,7 @@ class _Alter:
         new = self.change(old)
         if new == old:
             return None
+        check_dropped(self.handle, old, new, state)
         new = _checked(new, state)
         new = altered_spec(old, _with_earlier(old, new, state.table), t_ms)
         self.new, encoded = new, encode_spec(new, indent=0)
@@ -91,7 +93,7 @@ def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:
 
 
 def _checked(spec: TableSpec, state: TableState) -> TableSpec:
-    spec = checked_spec(spec, table=state.table, schema=state.schema)
+    spec = checked_spec(spec, table=state.table, schema=visible_schema(spec, state.schema))
     if not state.schema:
         return spec
     columns = all_columns(spec, state.schema)

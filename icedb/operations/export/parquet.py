@@ -22,6 +22,7 @@ from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.keys import encode_partition
 from icedb.format.records import total_rows
 from icedb.operations.export.targets import ExportTarget, open_target
+from icedb.reader.part_columns import parts_with_columns
 from icedb.reader.scan_sql import relation, translate_read_error
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of
@@ -135,16 +136,17 @@ def _delete_written(place: ExportTarget, keys: Sequence[str]) -> None:
 
 
 def _paths(snapshot: Snapshot, parts: Sequence[Part]) -> dict[str, str]:
-    """Return the path in the target, by key, of each part that can be copied as it is."""
+    """Return the path in the target, by key, of each part that can be copied as it is: without a dropped column."""
     names = list(snapshot.partition_schema)
     # Readers of Hive partitions prefer the path to a column of the same name in the files.
     stored = {c.casefold(): c for c in snapshot.schema}
     twice = {n: stored[n.casefold()] for n in names if n.casefold() in stored}
     bounds_of_parts = bounds_of([p.stats for p in parts], {c: snapshot.schema[c] for c in twice.values()})
+    with_dropped = {p.key for p in parts_with_columns(snapshot.handle, parts, snapshot.spec.dropped)}
     paths = {}
     for part, bounds in zip(parts, bounds_of_parts, strict=True):
         values = part.values
-        if not values.keys() >= set(names):
+        if part.key in with_dropped or not values.keys() >= set(names):
             continue
         if all(_is_constant(values[n], column_bounds, part) for n, column_bounds in zip(twice, bounds, strict=True)):
             as_stored = list(values) == names

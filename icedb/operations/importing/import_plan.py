@@ -27,6 +27,7 @@ from icedb.sql.column_stats import statistics_columns
 from icedb.storage.object_store import STORED_MS_PRECISION
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import Handle
+from icedb.writer.batch_schema import check_not_dropped
 
 __all__ = ["NamedParts", "ImportPlan", "SkippedFile", "PlannedFile", "import_name", "imports_of", "plan_import"]
 
@@ -136,6 +137,7 @@ def plan_import(
     full = [(f, footer) for f, footer in read if footer.rows]
     table_columns = all_columns(handle.spec, state.schema)
     columns = union_of_columns(handle, full, table_columns)
+    check_not_dropped(handle.spec, columns, table=handle.table)
     if not full:
         return ImportPlan((), tuple(skipped), {})
     schema = {**table_columns, **columns}

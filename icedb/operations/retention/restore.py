@@ -21,6 +21,8 @@ from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker, total_rows
 from icedb.format.replay import TableState
+from icedb.format.table_spec import TableSpec, altered_spec, encode_spec, spec_at
+from icedb.operations.commits.dropped_columns import check_unused
 from icedb.reader.time_bounds import check_past_time, markers_at
 from icedb.sql.column_stats import without_texts
 from icedb.storage.obstore_store import ObjectNotFound
@@ -110,11 +112,13 @@ def restore(handle: Handle, as_of_ms: int, *, allow_empty: bool = False, dry_run
     check_past_time(handle, state, as_of_ms, now_ms=handle.clock.now_ms())
     operation = _Restore(handle, as_of_ms, allow_empty)
     plan = operation.plan(state)
-    if dry_run or not plan:
+    if dry_run or not (plan or operation.spec_of_columns(handle.clock.now_ms())):
         gone = tuple(map(handle.part, plan.gone))
         return _report(operation, plan.back, gone, nothing_to_commit(handle), dry_run)
     logger.info("%s: copying %d parts to restore %s", handle.table, len(plan.back), time_text(as_of_ms))
     commit = commit_exclusive(handle, operation)
+    if commit.committed and operation.spec is not None:
+        handle.current_spec.learn(operation.spec)  # the next write through this handle uses it
     # Reports the committed parts, not the last plan: another writer may have completed an earlier attempt.
     back = [operation.sources[p.key] for p in commit.parts if p.key in operation.sources]
     return _report(operation, back, commit.tombstoned, commit, dry_run)
@@ -145,6 +149,8 @@ class _Restore:
     allow_empty: bool
     rows_before: int | None = None
     rows_after: int | None = None
+    #: The new spec, if the dropped columns of that time differ from those of now.
+    spec: TableSpec | None = None
     #: The source's key -> the copy's marker.
     copies: dict[str, Marker] = field(default_factory=dict)
     #: The copy's key -> the source's marker, for all copies of all attempts.
@@ -174,21 +180,37 @@ class _Restore:
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """Return the log file. Raises SnapshotExpired if the time, or one of its parts, can no longer be read."""
         plan = self.plan(state)
+        self.spec = spec = self.spec_of_columns(t_ms)
         for key in self.copies.keys() - {m.key for m in plan.back}:
             self.unused.append(self.copies.pop(key).key)
         self._copy(state, [m for m in plan.back if m.key not in self.copies])
-        if not plan:
+        if not plan and spec is None:
             return None
         gone = [m.key for m in plan.gone]
         return draft(
             state,
             t_ms=t_ms,
+            spec=msgspec.UNSET if spec is None else msgspec.Raw(encode_spec(spec, indent=0)),
             add=[self.copies[m.key] for m in plan.back],
             moved=True,
             tombstone=gone,
             replaces=state.replaceable(gone, t_ms=t_ms),
             operation="restore",
         )
+
+    def spec_of_columns(self, t_ms: int) -> TableSpec | None:
+        """Return the spec with the dropped columns of that time; None if they are the same now.
+
+        Raises InvalidOption if the table needs a column now that was dropped at that time.
+        """
+        spec = self.handle.spec  # reading the state has updated it
+        then = spec_at(spec, self.as_of_ms).dropped
+        if then.keys() == spec.dropped.keys():
+            return None
+        new = msgspec.structs.replace(spec, dropped=dict(then))
+        for column in then.keys() - spec.dropped.keys():
+            check_unused(new, column, table=self.handle.table)
+        return altered_spec(spec, new, t_ms)
 
     def _copy(self, state: TableState, markers: Sequence[Marker]) -> None:
         if not markers:

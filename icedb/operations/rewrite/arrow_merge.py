@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,16 +97,18 @@ def _width(type_: pa.DataType) -> int:
 
 @contextmanager
 def open_inputs(
-    paths: Sequence[str], schema: Mapping[str, str], sort_by: Sequence[str]
+    paths: Sequence[str], schema: Mapping[str, str], sort_by: Sequence[str], *, dropped: Collection[str] = ()
 ) -> Iterator[MergeInputs | None]:
     """Open local parts; None if the columns of one have other names or types than the table's.
 
-    `schema`: the table's columns with their DuckDB types. Raises pyarrow.ArrowException and OSError.
+    `schema`: the table's columns with their DuckDB types. `dropped`: columns that are left out.
+
+    Raises pyarrow.ArrowException and OSError.
     """
     with ExitStack() as opened:
         files = [opened.enter_context(_open(path)) for path in paths]
         types = {column: arrow_type(type_) for column, type_ in schema.items()}
-        if not all(_has_types(f.schema_arrow, types) for f in files):
+        if not all(_has_types(f.schema_arrow, types, dropped) for f in files):
             yield None
             return
         if coded := frozenset.intersection(*(_coded_texts(f) for f in files)):
@@ -124,10 +126,11 @@ def _open(path: str, metadata: pq.FileMetaData | None = None, dictionaries: Iter
     )  # fmt: skip
 
 
-def _has_types(stored: pa.Schema, types: Mapping[str, pa.DataType | None]) -> bool:
+def _has_types(stored: pa.Schema, types: Mapping[str, pa.DataType | None], dropped: Collection[str]) -> bool:
     if len(set(stored.names)) < len(stored.names):
         return False
-    return all((type_ := types.get(f.name)) is not None and is_same_type(f.type, type_) for f in stored)
+    kept = (field for field in stored if field.name not in dropped)
+    return all((type_ := types.get(f.name)) is not None and is_same_type(f.type, type_) for f in kept)
 
 
 def _coded_texts(file: pq.ParquetFile) -> frozenset[str]:

@@ -15,6 +15,7 @@ import duckdb
 
 from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker
+from icedb.format.table_spec import visible_schema
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
@@ -174,7 +175,8 @@ def delete(
         handle.check_writable()
     state = handle.read(fresh=True)
     parts = [handle.part(m) for m in state.live]
-    matches = finder(handle, parts, where, state.schema)
+    schema = visible_schema(handle.spec, state.schema)
+    matches = finder(handle, parts, where, schema)
     rewrites = [Rewrite(p.partition, (p,), matches.predicate) for p in parts if matches.rows.get(p.key)]
     if dry_run or not rewrites:
         return _dry_run_report(handle, rewrites, matches, dry_run=dry_run)
@@ -182,7 +184,7 @@ def delete(
         "%s: deleting %d rows of %d parts (of %d)", handle.table, sum(matches.rows.values()), len(rewrites), len(parts)
     )
     oldest_part_ms = handle.clock.now_ms()
-    markers = rewriter(handle, rewrites, state.schema)
+    markers = rewriter(handle, rewrites, schema)
     written = {r: () if m is None else (m,) for r, m in zip(rewrites, markers, strict=True)}
     _check_counts(handle, written, matches)
     operation = Rewritten(written, operation="delete", oldest_part_ms=oldest_part_ms)

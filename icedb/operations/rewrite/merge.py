@@ -16,7 +16,7 @@ from typing import Literal, TypedDict, Unpack
 
 from icedb.errors import InvalidOption
 from icedb.format.replay import TableState
-from icedb.format.table_spec import all_columns
+from icedb.format.table_spec import all_columns, visible_schema
 from icedb.operations.rewrite.query_rewrite import query_of_merges
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
@@ -236,7 +236,7 @@ def carry_out(
         handle.table, len(plan.groups), sum(g.bytes for g in plan.groups), plan.remaining,
     )  # fmt: skip
     oldest_part_ms = handle.clock.now_ms()
-    groups, schema = plan.groups, dict(state.schema)
+    groups, schema = plan.groups, visible_schema(handle.spec, state.schema)
     if handle.spec.merge_query or handle.spec.merging is not None:
         schema = all_columns(handle.spec, state.schema)  # a query may fill a column that was only declared so far
         query = query_of_merges(handle, schema, lenient=lenient)

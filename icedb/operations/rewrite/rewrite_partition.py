@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from icedb.errors import CommitConflict, InvalidOption
+from icedb.errors import CommitConflict, InvalidBatch, InvalidOption
 from icedb.format.keys import stored_path
 from icedb.format.replay import TableState
-from icedb.format.table_spec import all_columns
+from icedb.format.table_spec import all_columns, visible_schema
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
 from icedb.operations.rewrite.query_rewrite import RewriteQuery
 from icedb.operations.rewrite.rewrite_commit import Rewritten
@@ -25,7 +25,8 @@ from icedb.sql.user_queries import check_query
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
-from icedb.writer.part_writer import WrittenParts
+from icedb.writer.batch_schema import check_not_dropped
+from icedb.writer.part_writer import WrittenParts, discard
 
 __all__ = ["PartitionWriter", "RewriteReport", "rewrite_partition", "write_answer"]
 
@@ -101,7 +102,8 @@ def rewrite_partition(
     for attempt in range(REWRITE_ATTEMPTS_MAX):
         state = handle.read(fresh=True)
         rewrite = _rewrite_of(handle, state, partition)
-        written = writer(handle, rewrite, query, state.schema, dry_run=dry_run)
+        written = writer(handle, rewrite, query, visible_schema(handle.spec, state.schema), dry_run=dry_run)
+        _check_columns(handle, written)
         if dry_run:
             return _report(rewrite, written, nothing_to_commit(handle), dry_run=True)
         # An empty result adds nothing, and no new columns either.
@@ -117,6 +119,15 @@ def rewrite_partition(
         f"{handle.table}: '{partition}' was merged or replaced by others {REWRITE_ATTEMPTS_MAX} times while it was "
         "rewritten. Nothing was published. Ensure that only one maintenance run holds the table's lock, then retry."
     )
+
+
+def _check_columns(handle: Handle, written: WrittenParts) -> None:
+    """Raise InvalidBatch, and delete the part, if the query returned a dropped column."""
+    try:
+        check_not_dropped(handle.spec, written.schema, table=handle.table)
+    except InvalidBatch:
+        discard(handle.store, [m.key for m in written.markers])
+        raise
 
 
 def _rewrite_of(handle: Handle, state: TableState, partition: str) -> Rewrite:

@@ -373,7 +373,10 @@ def _merge_in_arrow(
     paths = handle.part_paths.original(rewrite.inputs)
     if not all(map(os.path.isfile, paths)):
         return None
-    with engines.reader.cursor() as con, open_inputs(paths, schema, handle.spec.sort_by) as inputs:
+    with (
+        engines.reader.cursor() as con,
+        open_inputs(paths, schema, handle.spec.sort_by, dropped=handle.spec.dropped) as inputs,
+    ):
         if inputs is None:
             return None
         columns = {column: schema[column] for column in inputs.schema.names}
@@ -415,7 +418,7 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
     """Return the rows. Only a predicate also needs the table's other columns, as null, and the partition."""
     partitions: Mapping[str, str] = {}
     rows = f"SELECT * FROM {read_parquet(handle, rewrite.inputs)}"
-    present = describe(con, rows)
+    present = {c: t for c, t in describe(con, rows).items() if c not in handle.spec.dropped}
     if rewrite.drop_where is not None:
         types = partition_types(handle.expressions, schema, table=handle.table)
         partitions = visible_partitions(schema, types)

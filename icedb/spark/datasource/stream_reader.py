@@ -22,6 +22,7 @@ from icedb.errors import InvalidOption, SnapshotExpired
 from icedb.format.change_feed import BEGINNING, Cursor, Limits, advance, between
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
+from icedb.format.table_spec import visible_schema
 from icedb.reader.changes import Changes, changes_of, cursor_of, settled_ms
 from icedb.reader.snapshot import take_snapshot
 from icedb.spark.datasource.part_scan import PartScan, plan_scan, plan_tasks
@@ -76,7 +77,8 @@ class _StreamPlanner:
 
     def _check_columns(self, state: TableState, expected: Collection[str]) -> None:
         """Reject columns that Spark does not expect: a running stream would skip them, and never read them later."""
-        if self.options.columns is None and (new := sorted(state.schema.keys() - expected)):
+        visible = visible_schema(self.handle.spec, state.schema)
+        if self.options.columns is None and (new := sorted(visible.keys() - expected)):
             raise InvalidOption(
                 f"{self.handle.table}: columns were added after the stream started: {new}. Restart the "
                 "stream to continue with them. To continue without them, set the option 'columns'."

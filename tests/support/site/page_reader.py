@@ -40,13 +40,16 @@ class PageReading:
         from_log = max(at, min(self.came.values(), default=at))
         declared_ms = self.spec.get("declared_ms", {})
         declared = {c for c in self.spec.get("columns", {}) if declared_ms.get(c, 0) <= at}
-        return {column for column, t in self.came.items() if t <= from_log} | declared
+        dropped = self._spec_at(at).get("dropped", {})
+        return ({column for column, t in self.came.items() if t <= from_log} | declared) - dropped.keys()
 
     def partition_by(self, at: int) -> list[str]:
         """Return the partition expressions of a snapshot."""
-        earlier = next((e for e in self.spec.get("earlier", []) if at < e["until"]), self.spec)
-        expressions: list[str] = earlier.get("partition_by", [])
+        expressions: list[str] = self._spec_at(at).get("partition_by", [])
         return expressions
+
+    def _spec_at(self, at: int) -> dict[str, Any]:
+        return next((e for e in self.spec.get("earlier", []) if at < e["until"]), self.spec)
 
     def live(self, at: int | None = None) -> set[str]:
         """Return the keys of the live parts. Raises LookupError for a time that has expired."""
