@@ -15,9 +15,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, Self, Unpack, overload
 
-from icedb.errors import TableNotFound
+from icedb.errors import InvalidOption, TableNotFound
 from icedb.format.change_feed import Limits
-from icedb.format.table_spec import Merging, TableSpec
+from icedb.format.table_spec import Merging, SchemaMode, TableSpec
 from icedb.format.timing import Timing
 from icedb.operations.commits.alter import alter
 from icedb.operations.commits.drop_partitions import DropReport, check_chosen, drop_partitions
@@ -338,6 +338,7 @@ class Table:
         data: Rows,
         *,
         partitions: Sequence[str] | str | None = ...,
+        schema_mode: SchemaMode = ...,
         dry_run: Literal[False] = ...,
         **options: Unpack[WriteOptions],
     ) -> Commit: ...
@@ -348,6 +349,7 @@ class Table:
         data: Rows,
         *,
         partitions: Sequence[str] | str | None = ...,
+        schema_mode: SchemaMode = ...,
         dry_run: Literal[True],
         **options: Unpack[WriteOptions],
     ) -> WritePlan: ...
@@ -357,6 +359,7 @@ class Table:
         data: Rows,
         *,
         partitions: Sequence[str] | str | None = None,
+        schema_mode: SchemaMode = "merge",
         on_conflict: OnConflict = "raise",
         memory_bytes: int | None = None,
         partitions_max: int | None = None,
@@ -370,6 +373,9 @@ class Table:
             data: As for `insert`.
             partitions: The partitions to replace: paths (`["d=2026-11-21"]`), or a DuckDB predicate over the partition
                 columns. None replaces the whole table. Rows outside of these partitions are rejected.
+            schema_mode: `merge` keeps the columns that the rows lack. `overwrite` drops them, as
+                `alter(drop_columns=...)` does, and lets dropped columns come back. It requires that the whole table is
+                replaced. No column changes its type.
             on_conflict: As for `insert`.
             memory_bytes: As for `insert`.
             partitions_max: As for `insert`.
@@ -389,10 +395,17 @@ class Table:
             check_chosen(self._handle, partitions)
         options = WriteOptions(on_conflict=on_conflict, memory_bytes=memory_bytes, partitions_max=partitions_max)
         if dry_run:
-            return plan_write(self._handle, data, replaces=True, partitions=partitions, **options)
+            return plan_write(
+                self._handle, data, replaces=True, partitions=partitions, schema_mode=schema_mode, **options
+            )
         if is_spark_frame(data):
+            if schema_mode != "merge":
+                raise InvalidOption(
+                    f"{self.uri}: schema_mode is {schema_mode!r}, which a Spark DataFrame does not support. Drop "
+                    "columns with alter(drop_columns=...)."
+                )
             return overwrite_frame(self._handle, data, partitions=partitions, **options)
-        return overwrite(self._handle, data, partitions, **options)
+        return overwrite(self._handle, data, partitions, schema_mode=schema_mode, **options)
 
     # ------------------------------------------------------------------------------------ views
 

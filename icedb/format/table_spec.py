@@ -25,6 +25,7 @@ __all__ = [
     "EarlierSpec",
     "Merging",
     "Replacing",
+    "SchemaMode",
     "SchemaPolicy",
     "TableSpec",
     "ViewSpec",
@@ -49,6 +50,8 @@ ROW_GROUP_ROWS_MIN = 2_048
 
 #: Whether a batch may bring columns that were not declared.
 SchemaPolicy = Literal["open", "declared"]
+#: Whether an overwrite of a table keeps the columns that its rows lack, or drops them.
+SchemaMode = Literal["merge", "overwrite"]
 
 
 class Dedup(msgspec.Struct, frozen=True, tag_field="kind", tag="dedup"):

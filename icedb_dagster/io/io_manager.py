@@ -16,7 +16,7 @@ from pydantic import Field
 
 from icedb import Snapshot, Table
 from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
-from icedb.format.table_spec import ROW_GROUP_ROWS
+from icedb.format.table_spec import ROW_GROUP_ROWS, SchemaMode
 from icedb.operations.write.spark_frames import Distribution
 from icedb.sources.batch import OnConflict
 from icedb.transaction.append import Commit
@@ -75,6 +75,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         pyspark: A `PySparkResource` or `LazyPySparkResource` with the session for inputs that are Spark DataFrames. By
             default it is the session of the asset's own resources, or the active session of the process.
         mode: `overwrite` or `append`.
+        schema_mode: Whether an overwrite of a whole table keeps the columns that its rows lack (`merge`) or drops them
+            (`overwrite`), as for `icedb.Table.overwrite`.
         on_conflict: The treatment of values that do not fit their column's type; see `icedb.Table.insert`.
         on_empty: The effect of an overwrite without rows: `raise` an error, or `clear` the partitions. `auto` clears
             the partitions of a partitioned asset, and is an error for a whole table.
@@ -100,6 +102,7 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
     # Any resource, because dagster-pyspark is optional.
     pyspark: dg.ConfigurableResource | None = None  # type: ignore[type-arg]
     mode: Mode = "overwrite"
+    schema_mode: SchemaMode = "merge"
     on_conflict: OnConflict = "raise"
     on_empty: OnEmpty = "auto"
     preview_rows: int = 5

@@ -16,7 +16,7 @@ import dagster as dg
 import msgspec
 
 from icedb.errors import InvalidOption
-from icedb.format.table_spec import Aggregating, Dedup, Merging, Replacing
+from icedb.format.table_spec import Aggregating, Dedup, Merging, Replacing, SchemaMode
 from icedb.operations.write.spark_frames import Distribution
 from icedb.sources.batch import OnConflict
 from icedb.sql.partition_expressions import parse_partition_by
@@ -35,7 +35,9 @@ _PREFIX = "icedb/"
 _OF_ASSETS = ("partition_expr", "schema", "merging")
 _OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "bloom_filters", "required", "schema_policy")
 #: Options of a single output, in the metadata of `dg.Output` or `dg.MaterializeResult`.
-_OF_OUTPUTS = ("mode", "on_conflict", "on_empty", "preview_rows", "partitions_max", "memory_bytes", "distribution")
+_OF_OUTPUTS = (
+    "mode", "schema_mode", "on_conflict", "on_empty", "preview_rows", "partitions_max", "memory_bytes", "distribution",
+)  # fmt: skip
 _OPTIONS = (*_OF_OUTPUTS, *_OF_TABLES, *_OF_ASSETS)
 
 _OF_INPUTS = ("columns", "where", "on_dropped")
@@ -44,10 +46,9 @@ _KEY = "the asset's key: `key_prefix` and `name` are the table's address below t
 #: Settings of other IO managers (dagster-deltalake, -iceberg, -duckdb), and what to use here.
 _ELSEWHERE = {
     "columns": "the input of the downstream asset: dg.AssetIn(metadata={'columns': [...]})",
-    "overwrite_schema": "'icedb/on_conflict', or Table.alter",
+    "overwrite_schema": "'icedb/schema_mode': 'overwrite'",
     "partition_spec_update_mode": "Table.alter(partition_by=...)",
     "root_name": _KEY,
-    "schema_mode": "'icedb/schema_policy': new columns are added unless it is 'declared'",
     "schema_update_mode": "'icedb/schema_policy': new columns are added unless it is 'declared'",
     "upsert_options": "'icedb/merging': icedb.Replacing(...)",
     "write_mode": "'icedb/mode'",
@@ -68,6 +69,7 @@ class AssetOptions:
     """
 
     mode: Mode
+    schema_mode: SchemaMode
     on_conflict: OnConflict
     on_empty: OnEmpty
     preview_rows: int
@@ -101,6 +103,7 @@ class AssetOptions:
         _check_columns(columns, create["partition_by"] or (), table)
         options = cls(
             mode=_choice(values, "mode", get_args(Mode), table),
+            schema_mode=cast("SchemaMode", _choice(values, "schema_mode", get_args(SchemaMode), table)),
             on_conflict=cast("OnConflict", _choice(values, "on_conflict", get_args(OnConflict), table)),
             on_empty=_on_empty(values, table, is_partitioned=bool(expressions)),
             preview_rows=_number(values, "preview_rows", 0, table),
@@ -110,6 +113,12 @@ class AssetOptions:
             columns=columns,
             create=create,
         )
+        if options.schema_mode == "overwrite" and (expressions or options.mode == "append"):
+            kind = "the asset is partitioned" if expressions else "the mode is 'append'"
+            raise InvalidOption(
+                f"{table}: schema_mode is 'overwrite', which replaces the columns of the whole table, but {kind}. Use "
+                "'merge', and drop columns with Table.alter(drop_columns=[...])."
+            )
         if options.on_empty == "clear" and options.on_conflict == "quarantine":
             raise InvalidOption(
                 f"{table}: on_empty is 'clear' and on_conflict is 'quarantine': an output in which no row fits would "

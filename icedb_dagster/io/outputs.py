@@ -82,11 +82,16 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
     )
     try:
         if is_spark_frame(data):
+            if options.schema_mode == "overwrite":
+                raise InvalidOption(
+                    f"{table.uri}: schema_mode is 'overwrite', which a Spark DataFrame does not support. Drop columns "
+                    "with Table.alter(drop_columns=[...])."
+                )
             return _write_frame(table, data, options, selection, txn)
         if options.mode == "append":
             return table.insert(data, txn=txn, **limits)
         if selection is None:
-            return table.overwrite(data, **limits)
+            return table.overwrite(data, schema_mode=options.schema_mode, **limits)
         return overwrite(
             table.handle,
             data,

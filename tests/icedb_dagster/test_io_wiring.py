@@ -10,7 +10,7 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-from icedb.errors import InvalidArgument, InvalidOption, TooManyPartitions
+from icedb.errors import InvalidArgument, InvalidBatch, InvalidOption, TooManyPartitions
 from icedb_dagster import IceDBIOManager, IceDBResource
 from tests.support.dagster.dagster_instance import ONE, AssetRun, returning, rows
 
@@ -257,3 +257,29 @@ def test_a_lazy_relation_is_limited_before_a_part_is_written(run: AssetRun) -> N
     with pytest.raises(TooManyPartitions, match="2000 partitions, and 1024 are allowed"):
         run(returning(run.name, relation, {"partition_by": ["n"]}))
     assert run.table().snapshot().parts == ()
+
+
+# ------------------------------------------------------------------------------------------ columns that go
+
+
+@pytest.mark.parametrize("setting", ["schema_mode", "icedb/schema_mode"])
+def test_an_overwrite_of_the_schema_drops_the_columns_that_the_rows_lack(run: AssetRun, setting: str) -> None:
+    first = pa.table({"n": [1], "old": ["x"]})
+    assert run(returning(run.name, first)).success
+    before_ms = run.table().snapshot().as_of_ms
+    assert run(returning(run.name, pa.table({"n": [2], "new": [True]}), {setting: "overwrite"})).success
+    assert run.table().schema() == {"n": "BIGINT", "new": "BOOLEAN"}
+    assert run.rows() == [(2, True)]
+    assert run.table().query("SELECT * FROM t", as_of=before_ms).fetchall() == [(1, "x")]
+    with pytest.raises(InvalidBatch, match="'old', which was dropped"):  # merge is the default
+        run(returning(run.name, first))
+
+
+def test_the_schema_of_some_partitions_cannot_be_replaced(run: AssetRun) -> None:
+    daily = events(run.name, 2, {**BY_DAY, "schema_mode": "overwrite"})
+    with pytest.raises(InvalidOption, match=r"replaces the columns of the whole table, but the asset is partitioned"):
+        run(daily, partition_key="2024-03-01")
+    with pytest.raises(InvalidOption, match="but the mode is 'append'"):
+        run(returning(run.name, ONE, {"mode": "append", "schema_mode": "overwrite"}))
+    with pytest.raises(InvalidOption, match="schema_mode"):
+        run(returning(run.name, ONE, {"schema_mode": "replace"}))

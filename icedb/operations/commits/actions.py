@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
+
 from icedb.errors import InvariantViolated
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
-from icedb.format.table_spec import all_columns
+from icedb.format.table_spec import TableSpec, all_columns, encode_spec
 from icedb.sql.types import check_columns
 from icedb.transaction.table_handle import Handle
 from icedb.writer.batch_schema import check_declared, check_not_dropped
 from icedb.writer.part_writer import WrittenParts
 
-__all__ = ["Append", "Replace"]
+__all__ = ["Append", "Replace", "SpecOfCommit"]
 
+#: Returns the spec that a commit records, from the table's state and the time of the commit; None if it is unchanged.
+SpecOfCommit = Callable[[TableState, int], TableSpec | None]
 #: Returns the keys of the live parts to tombstone, from the table's state.
 Choice = Callable[[TableState], Collection[str]]
 
@@ -46,7 +50,7 @@ class Replace:
     """A replacement of the live parts that `choose` returns by `written`, if any: overwrite or drop.
 
     `sequences` maps applications to sequences that the log shall record as committed. `operation` is the name that the
-    log records. None means overwrite or drop.
+    log records. None means overwrite or drop. `spec` returns the spec that the log shall record.
     """
 
     reads_everything = False
@@ -58,9 +62,11 @@ class Replace:
         *,
         sequences: Mapping[str, int] | None = None,
         operation: str | None = None,
+        spec: SpecOfCommit | None = None,
     ) -> None:
         self._choose = choose
         self._sequences = sequences or {}
+        self._spec = spec
         self._markers: Sequence[Marker] = written.markers if written else ()
         self._schema: Mapping[str, str] = written.schema if written else {}
         self._operation = operation or ("overwrite" if self._markers else "drop")
@@ -77,11 +83,13 @@ class Replace:
         txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > state.txn.get(a, (-1, 0))[0]}
         if not (dead or self._markers or txn):
             return None
+        spec = None if self._spec is None else self._spec(state, t_ms)
         # The log files that name them are replaced too, so that cleanup can forget them without a merge.
         return draft(
             state,
             t_ms=t_ms,
             schema=dict(self._schema),
+            spec=msgspec.UNSET if spec is None else msgspec.Raw(encode_spec(spec, indent=0)),
             txn=txn,
             add=self._markers,
             tombstone=dead,

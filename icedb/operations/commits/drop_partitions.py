@@ -16,7 +16,7 @@ from icedb.format.keys import decode_partition, partition_of, stored_path
 from icedb.format.records import total_rows
 from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
-from icedb.operations.commits.actions import Replace
+from icedb.operations.commits.actions import Replace, SpecOfCommit
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_partition_predicate, matching
 from icedb.storage.parts import Part
@@ -152,15 +152,17 @@ def _check_there(handle: Handle, state: TableState, partitions: Sequence[str] | 
         )
 
 
-def replace_partitions(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
-    """Replace the live parts of the chosen partitions (None: of the whole table) by new parts.
+def replace_partitions(
+    handle: Handle, written: WrittenParts, partitions: Chosen | None, *, spec: SpecOfCommit | None = None
+) -> Commit:
+    """Replace the live parts of the chosen partitions (None: of the whole table) by new parts. `spec`: see `Replace`.
 
     Raises InvalidBatch if a part lies outside of them, and InvalidOption if parts of an earlier partitioning may hold
     rows of them. Then nothing is visible, and the caller still owns the parts.
     """
     if partitions is not None:
         check_inside(handle, written, partitions)
-    return commit_exclusive(handle, Replace(lambda now: parts_to_replace(handle, now, partitions), written))
+    return commit_exclusive(handle, Replace(lambda now: parts_to_replace(handle, now, partitions), written, spec=spec))
 
 
 def parts_to_replace(handle: Handle, state: TableState, partitions: Chosen | None) -> list[str]:

@@ -8,11 +8,13 @@ otherwise its old values would appear again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
 
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, all_columns
+from icedb.format.table_spec import TableSpec, all_columns, altered_spec
 from icedb.reader.part_columns import parts_with_columns
 from icedb.sql.partition_expressions import partition_expressions
 from icedb.sql.types import ROW_ID, check_columns
@@ -20,7 +22,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.util.counts import count_text
 from icedb.util.times import time_text
 
-__all__ = ["check_dropped", "check_unused"]
+__all__ = ["check_dropped", "check_unused", "spec_of_columns"]
 
 
 def check_dropped(handle: Handle, old: TableSpec, new: TableSpec, state: TableState) -> None:
@@ -44,6 +46,23 @@ def check_dropped(handle: Handle, old: TableSpec, new: TableSpec, state: TableSt
         check_columns(new.columns, state.schema, table=state.table)
     if back := old.dropped.keys() - new.dropped.keys():
         _check_gone(handle, {c: old.dropped[c] for c in sorted(back)}, state)
+
+
+def spec_of_columns(handle: Handle, columns: Collection[str], state: TableState, t_ms: int) -> TableSpec | None:
+    """Return the spec of a table with only these columns; None if no other column is visible and none comes back.
+
+    The commit must replace all live parts, so that none has old values of a column that comes back.
+
+    Raises InvalidOption if the table needs a column that goes.
+    """
+    spec = handle.spec  # reading the state has updated it
+    known = {**spec.columns, **state.schema}
+    new = msgspec.structs.replace(spec, dropped={c: spec.dropped.get(c, 0) for c in known if c not in columns})
+    if new.dropped.keys() == spec.dropped.keys():
+        return None
+    for column in new.dropped.keys() - spec.dropped.keys():
+        check_unused(new, column, table=state.table)
+    return altered_spec(spec, new, t_ms)
 
 
 def check_unused(spec: TableSpec, column: str, *, table: str) -> None:

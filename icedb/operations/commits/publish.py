@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from icedb.errors import EmptyBatch, InvalidRequestError
 from icedb.format.table_spec import all_columns
-from icedb.operations.commits.actions import Append
+from icedb.operations.commits.actions import Append, SpecOfCommit
 from icedb.operations.commits.drop_partitions import Chosen, check_inside, replace_partitions
 from icedb.sql.types import check_columns, new_columns
 from icedb.transaction.append import Commit, append, nothing_to_commit
@@ -47,12 +47,14 @@ def publish_append(handle: Handle, written: WrittenParts, *, txn: Txn | None = N
     return append(handle, written.markers, written.schema, oldest_part_ms=written.oldest_part_ms)
 
 
-def publish_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> Commit:
-    """Replace the live parts of some partitions (None: of the whole table) by new parts."""
+def publish_overwrite(
+    handle: Handle, written: WrittenParts, partitions: Chosen | None, *, spec: SpecOfCommit | None = None
+) -> Commit:
+    """Replace the live parts of some partitions (None: of the whole table) by new parts. `spec`: see `Replace`."""
     # `commit_exclusive` also deletes the parts of a rejected batch. Deleting them twice is safe.
     with _discarded_if_refused(handle, written):
         refuse_overwrite(handle, written, partitions)
-        return replace_partitions(handle, written, partitions)
+        return replace_partitions(handle, written, partitions, spec=spec)
 
 
 def check_overwrite(handle: Handle, written: WrittenParts, partitions: Chosen | None) -> None:

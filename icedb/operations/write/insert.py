@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Unpack, get_args
 
+import msgspec
+
 from icedb.errors import InvalidOption, TooManyColumns
-from icedb.format.table_spec import TableSpec
+from icedb.format.table_spec import SchemaMode, TableSpec
 from icedb.operations.commits.drop_partitions import Chosen
+from icedb.operations.commits.dropped_columns import spec_of_columns
 from icedb.operations.commits.publish import check_overwrite, prepare, publish_append, publish_overwrite
 from icedb.operations.write.views import ViewParts, discard_views, publish_views, write_views
 from icedb.sources.batch import Batch, OnConflict, Rows, WriteOptions
@@ -37,6 +40,7 @@ from icedb.writer.staging import stage_rows
 __all__ = [
     "PartitionsMax",
     "Unpublished",
+    "accepting_all",
     "discard_views_and_quarantine",
     "insert",
     "overwrite",
@@ -145,12 +149,14 @@ def overwrite(
     data: Rows,
     partitions: Chosen | None,
     *,
+    schema_mode: SchemaMode = "merge",
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
     partitions_max: PartitionsMax = None,
 ) -> Commit:
     """Replace live parts by rows; see `Table.overwrite`."""
-    with staged(handle, data, on_conflict=on_conflict, memory_bytes=memory_bytes, partitions_max=partitions_max) as (
+    accepting = accepting_all(handle, schema_mode, partitions)
+    with staged(accepting, data, on_conflict=on_conflict, memory_bytes=memory_bytes, partitions_max=partitions_max) as (
         stage,
         memory_bytes,
     ):
@@ -158,8 +164,32 @@ def overwrite(
         if stage.misfits:  # a rejected overwrite must not add rows to the quarantine
             check_overwrite(handle, written, partitions)
         quarantine = _commit_quarantine(handle, stage, written, None, memory_bytes)
-    commit = publish_overwrite(handle, written, partitions)
+    if schema_mode == "merge":
+        commit = publish_overwrite(handle, written, partitions)
+    else:
+        commit = publish_overwrite(
+            handle, written, None, spec=lambda now, t_ms: spec_of_columns(handle, written.schema.keys(), now, t_ms)
+        )
+        handle.read()  # the next write through this handle uses the columns of now
     return replace(commit, quarantined_rows=stage.misfits, quarantine=quarantine)
+
+
+def accepting_all(handle: Handle, schema_mode: SchemaMode, partitions: Chosen | None) -> Handle:
+    """Return a handle that accepts rows with dropped columns, if an overwrite also replaces the table's columns.
+
+    Raises InvalidOption for an unknown mode, and for an overwrite of some partitions.
+    """
+    if schema_mode not in get_args(SchemaMode):
+        raise InvalidOption(f"{handle.table}: schema_mode is {schema_mode!r}; give 'merge' or 'overwrite'.")
+    if schema_mode == "merge":
+        return handle
+    if partitions is not None:
+        raise InvalidOption(
+            f"{handle.table}: schema_mode 'overwrite' replaces the columns of the whole table, but partitions is "
+            f"{partitions!r}. Leave out one of them."
+        )
+    handle.read()
+    return handle.with_spec(msgspec.structs.replace(handle.spec, dropped={}))
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from icedb.format.records import Marker, total_rows
-from icedb.format.table_spec import all_columns
+from icedb.format.table_spec import SchemaMode, all_columns
 from icedb.operations.commits.drop_partitions import Chosen, parts_to_replace
 from icedb.operations.commits.publish import refuse_overwrite
-from icedb.operations.write.insert import staged
+from icedb.operations.write.insert import accepting_all, staged
 from icedb.sources.batch import Rows, WriteOptions
 from icedb.sql.types import check_columns, new_columns
 from icedb.transaction.idempotent_append import Txn, is_recorded
@@ -47,11 +47,12 @@ def plan_write(
     *,
     replaces: bool,
     partitions: Chosen | None = None,
+    schema_mode: SchemaMode = "merge",
     txn: Txn | None = None,
     **options: Unpack[WriteOptions],
 ) -> WritePlan:
     """Plan an insert, or with `replaces` an overwrite of these partitions (None: of the whole table). Write nothing."""
-    with staged(handle, data, dry_run=True, **options) as (stage, _):
+    with staged(accepting_all(handle, schema_mode, partitions), data, dry_run=True, **options) as (stage, _):
         written = _as_written(handle, stage)
         misfits = stage.misfits
     schema = handle.known_schema

@@ -17,6 +17,7 @@ from icedb.errors import (
     InvalidBatch,
     InvalidOption,
     InvalidPartitionExpression,
+    InvalidRequestError,
     SchemaConflict,
     UnknownColumn,
 )
@@ -220,6 +221,45 @@ def test_a_program_that_still_writes_the_column_shows_nothing() -> None:
         table.alter(schema={"email": "VARCHAR"})
 
 
+# ------------------------------------------------------------------------------------------ overwrites of the schema
+
+
+def test_an_overwrite_of_the_schema_has_exactly_the_columns_of_the_rows(table: Table) -> None:
+    before_ms = table.snapshot().as_of_ms
+    plan = table.overwrite([{"day": "c", "n": 9, "price": 1.5}], schema_mode="overwrite", dry_run=True)
+    assert (plan.replaced_rows, plan.new_columns) == (2, {"price": "DOUBLE"})
+    assert list(table.schema()) == ["day", "n", "email"]
+    commit = table.overwrite([{"day": "c", "n": 9, "price": 1.5}], schema_mode="overwrite")
+    assert commit.committed
+    assert table.schema() == {"day": "VARCHAR", "n": "BIGINT", "price": "DOUBLE"}
+    assert rows(table) == [("c", 9, 1.5)]
+    assert rows(table, as_of=before_ms) == [("a", 1, "x@y"), ("b", 2, "z@y")]
+    with pytest.raises(InvalidBatch, match="'email', which was dropped"):
+        table.insert(FIRST)
+    # The rows of before are all replaced, so the column may come back at once.
+    table.overwrite(FIRST, schema_mode="overwrite")
+    assert rows(table) == [("a", 1, "x@y"), ("b", 2, "z@y")]
+    assert list(table.spec.dropped) == ["price"]
+    table.overwrite(FIRST[:1], schema_mode="overwrite")
+    assert rows(table) == [("a", 1, "x@y")]
+    table.overwrite([{"day": "a", "n": 1}])  # the default keeps all columns
+    assert rows(table) == [("a", 1, None)]
+
+
+def test_an_overwrite_of_the_schema_that_does_not_fit_changes_nothing(table: Table) -> None:
+    keys = [entry.key for entry in table.handle.store.list("")]
+    for data, options, message in (
+        ([{"day": "a", "email": "x"}], {}, "n"),  # sort_by
+        ([{"day": "a", "n": "text"}], {}, "n"),
+        (FIRST, {"partitions": "day = 'a'"}, "replaces the columns of the whole table, but partitions is"),
+        (FIRST, {"schema_mode": "replace"}, "schema_mode"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            table.overwrite(data, **{"schema_mode": "overwrite", **options})  # type: ignore[call-overload]
+    assert [entry.key for entry in table.handle.store.list("")] == keys
+    assert rows(table) == [("a", 1, "x@y"), ("b", 2, "z@y")]
+
+
 # ------------------------------------------------------------------------------------------ concurrency and faults
 
 
@@ -295,8 +335,28 @@ def test_a_drop_at_any_request_of_an_operation_hides_the_column(act: Callable[[T
         assert rows(reader, "DISTINCT email") == [(None,)]
 
 
+FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_overwrite_of_the_schema_with_a_fault_is_whole_or_nothing(fault: Fault) -> None:
+    clock = ManualClock()
+    base = ClockedStore(clock)
+    create_table(base, clock, partition_by=["day"]).insert(FIRST)
+    clock.advance(1000)
+    rows_after = [{"day": "c", "price": 1.5}]
+    for attempt in attempts(base, clock, fault, lambda table: table.overwrite(rows_after, schema_mode="overwrite")):
+        attempt.deliver()
+        reader = open_table(base, clock)
+        new = "price" in reader.schema()
+        assert rows(reader) == ([("c", 1.5)] if new else [("a", 1, "x@y"), ("b", 2, "z@y")])
+        assert new or not attempt.done
+        check_sound(base)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_restore_with_a_fault_has_rows_and_columns_of_one_time(fault: Fault) -> None:
     clock = ManualClock()
     base = ClockedStore(clock)
