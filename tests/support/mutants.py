@@ -29,6 +29,7 @@ SECONDS_MAX = 900
 #: What pytest returns: tests passed, a test failed, no test was chosen.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 
+DROPPED = "tests/operations/commits/test_dropped_columns.py"
 CHANGES = "tests/reader/test_changes.py"
 COMMIT = "tests/transaction/test_append.py"
 KILLERS = "tests/promises/test_known_killers.py"
@@ -76,6 +77,30 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "a dropped column comes back with its old values",
+        "icedb/operations/commits/dropped_columns.py",
+        "        _check_gone(handle, {c: old.dropped[c] for c in sorted(back)}, state)",
+        "        sorted(back)",
+        (DROPPED,),
+        "test_a_column_returns_only_when_no_live_part_has_its_old_values",
+    ),
+    Mutant(
+        "a merge keeps the values of a dropped column",
+        "icedb/operations/rewrite/rewriter.py",
+        "if c not in handle.spec.dropped}",
+        "if c}",
+        (DROPPED,),
+        "test_merges_deletions_and_rewrites_leave_a_dropped_column_out",
+    ),
+    Mutant(
+        "a restore leaves the dropped columns as they are",
+        "icedb/operations/retention/restore.py",
+        "        if then.keys() == spec.dropped.keys():",
+        "        if then is not None:",
+        (DROPPED,),
+        "test_a_restore_has_the_columns_of_its_time",
+    ),
     Mutant(
         "merged rows are new to consumers of changes",
         "icedb/operations/rewrite/rewrite_commit.py",
