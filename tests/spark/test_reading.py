@@ -27,6 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 import icedb
 from icedb import spark as icedb_spark
 from icedb.errors import (
+    InvalidBatch,
     InvalidOption,
     InvalidPartitionExpression,
     MissingPart,
@@ -40,7 +41,7 @@ from icedb.spark.datasource.reader import open_reader, planned_schema
 from icedb.spark.datasource.type_mapping import spark_schema, type_mapping_of
 from icedb.sql.connections import MIB
 from icedb.storage.parts import Part
-from tests.promises.test_column_times_readers import evolved
+from tests.promises.test_column_times_readers import dropped, evolved
 from tests.support.spark.spark_answers import plan_of, rows_of
 from tests.support.spark.spark_tables import Create
 
@@ -388,6 +389,18 @@ def test_a_frame_is_one_snapshot_despite_later_writes(spark: SparkSession, creat
     for text in (str(first.as_of_ms), then.isoformat()):
         assert spark.read.format("icedb").option("as_of", text).load(table.uri).count() == 2
     assert [tuple(r) for r in icedb_spark.read(spark, table.uri, engine=engine).collect()] == [(4, "newer", 0)]
+
+
+def test_a_dropped_column_is_hidden_and_rejected(spark: SparkSession, create: Create, engine: str) -> None:
+    table = create(partition_by=["d"], sort_by=["a"])
+    before_ms, last_ms = dropped(table)
+    for at_ms, columns, values in ((before_ms, {"d", "a", "b", "c"}, [1]), (last_ms, {"d", "a", "c"}, [1, 2])):
+        frame = icedb_spark.read(spark, table.uri, as_of=at_ms, engine=engine)
+        assert (set(frame.columns), sorted(row.a for row in frame.collect())) == (columns, values)
+    rejected = spark.createDataFrame([("x", 3, 3)], "d STRING, a BIGINT, b BIGINT")
+    with pytest.raises(InvalidBatch, match="'b', which was dropped"):
+        icedb_spark.write(rejected, table.uri)
+    assert table.snapshot().rows == 2
 
 
 @pytest.mark.sampled(cases=2)
