@@ -30,8 +30,8 @@ def test_a_small_round_of_everything_is_measured(tmp_path: Path) -> None:
     results, output = run_benchmark(tmp_path, "benchmarks.spark", "--rows 20000 --rounds 1", folder=tmp_path / "cache")
     results = results["results"]
     assert {(r["group"], r["goal"]) for r in results if r["goal"]} == {
-        ("write", 0.55),
-        ("write", 0.75),
+        ("write", 0.65),
+        ("write", 0.85),
         ("read, aggregated", 1.05),
         ("read, whole", 1.05),
         ("merge", 1.5),
