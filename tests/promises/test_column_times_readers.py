@@ -138,6 +138,7 @@ def dropped(table: Table) -> tuple[int, int]:
     return before, last
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_reader_has_a_dropped_column_before_its_drop_only(tmp_path: Path, reader: str) -> None:
     """Its parts stay the same, so each reader has to leave the column out by itself. A field `b` of `c` stays."""

@@ -73,6 +73,24 @@ def test_the_page_of_an_asset_shows_its_table(page: Page, platform: ExamplePlatf
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
+def test_the_events_of_an_asset_are_its_materializations(
+    page: Page, platform: ExamplePlatform, pictures: Pictures
+) -> None:
+    """Assets downstream and a check of the table have read it, which is no event of this asset."""
+    page.goto("/assets/daily_metrics?view=events")
+    expect(page.get_by_text("Materialized").first).to_be_visible()
+    records = platform.instance.fetch_observations(dg.AssetKey("daily_metrics"), limit=100).records
+    assert all(observation.asset_observation.data_version for observation in records)
+    pictures.take("events", page)
+
+
+def test_the_partitions_of_an_asset_have_a_status(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
+    page.goto("/assets/daily_metrics?view=partitions")
+    expect(page.get_by_text("Materialized").first).to_be_visible()
+    expect(page.get_by_text(f"{DAYS}").first).to_be_visible()
+    pictures.take("partitions", page)
+
+
 def test_the_chart_of_part_sizes_has_a_text(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     parts = len(platform.table("daily_metrics").snapshot().parts)
     page.goto("/assets/daily_metrics")

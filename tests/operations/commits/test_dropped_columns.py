@@ -299,6 +299,7 @@ OPERATIONS: list[tuple[Callable[[Table], None], list[int]]] = [
 ]
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.long
 @pytest.mark.parametrize(("act", "after"), OPERATIONS, ids=[act.__name__ for act, _ in OPERATIONS])
 def test_a_drop_at_any_request_of_an_operation_hides_the_column(act: Callable[[Table], None], after: list[int]) -> None:
@@ -338,6 +339,7 @@ def test_a_drop_at_any_request_of_an_operation_hides_the_column(act: Callable[[T
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL]
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_overwrite_of_the_schema_with_a_fault_is_whole_or_nothing(fault: Fault) -> None:
@@ -355,6 +357,7 @@ def test_an_overwrite_of_the_schema_with_a_fault_is_whole_or_nothing(fault: Faul
         check_sound(base)
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_restore_with_a_fault_has_rows_and_columns_of_one_time(fault: Fault) -> None:
