@@ -217,6 +217,7 @@ INVALID: list[tuple[str, list[str], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(cases=10)
 @pytest.mark.parametrize(("verb", "arguments", "message"), INVALID)
 def test_invalid_arguments_change_nothing(table: Table, verb: str, arguments: list[str], message: str) -> None:
     assert message in error_of(verb, table.uri, *arguments)

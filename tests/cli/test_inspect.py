@@ -128,6 +128,7 @@ def test_control_characters_are_escaped(table: Table) -> None:
     assert printed.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
 
 
+@pytest.mark.sampled(cases=4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

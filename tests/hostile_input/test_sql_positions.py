@@ -177,7 +177,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
     attached.cache_clear()
 
 
-@pytest.mark.sampled(cases=12)
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_an_expression_that_reads_more_than_its_row_is_rejected(table: Table, canary: Canary, position: str) -> None:
     assert os.environ["HOME"]
@@ -198,6 +198,7 @@ def test_an_expression_that_reads_more_than_its_row_is_rejected(table: Table, ca
     assert (sorted(p.key for p in table.snapshot().parts), table.spec) == before
 
 
+@pytest.mark.sampled(cases=10)
 @pytest.mark.parametrize("position", PREDICATES)
 def test_a_predicate_that_is_neither_true_nor_false_is_rejected(table: Table, position: str) -> None:
     before = table.snapshot().id

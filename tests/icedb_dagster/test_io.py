@@ -422,7 +422,7 @@ def instants(key: str) -> datetime:
     return HOURS.time_window_for_partition_key(key).start.astimezone(UTC)
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize(
     ("definition", "keys", "expression", "make"),
     [

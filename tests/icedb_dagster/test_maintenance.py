@@ -212,6 +212,7 @@ def test_an_empty_table_stays_empty_and_a_missing_one_is_an_error(jobs: TableJob
     assert table.snapshot().log_files == 0
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize(
     ("verb", "config", "error", "message"),
     [

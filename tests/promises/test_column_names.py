@@ -268,13 +268,13 @@ WAYS: list[Callable[[Path, Sequence[str]], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(cases=6)
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_all_names_at_once_change_nothing(tmp_path: Path, way: Callable[..., None]) -> None:
     way(tmp_path, spelled(NAMES))
 
 
-@pytest.mark.sampled(cases=6)
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], name: str) -> None:
@@ -314,6 +314,7 @@ def test_all_names_go_through_spark(tmp_path: Path, spark: Any) -> None:
 # ------------------------------------------------------------------------- DuckDB's own column of files' names
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.long
 @pytest.mark.parametrize("inserts", [1, 3])
 @pytest.mark.parametrize("partition_by", [[], ["k % 2 AS odd"]])

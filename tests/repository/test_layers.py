@@ -135,8 +135,19 @@ def modules() -> dict[str, Path]:
     return paths
 
 
-def imports(module: str, path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text())
+
+
+@cache
+def imports(module: str) -> tuple[str, ...]:
+    """The names that a module imports: of a module of these packages its whole name."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -158,13 +169,13 @@ def entry(module: str) -> int:
 
 def imported_modules(module: str) -> set[str]:
     """The modules of these packages that a module imports, also for type checkers alone."""
-    return {name for name in imports(module, modules()[module]) if name in modules() and name != module}
+    return {name for name in imports(module) if name in modules() and name != module}
 
 
 @cache
 def exported(module: str) -> list[str]:
     """The names in a module's `__all__`."""
-    for node in ast.parse(modules()[module].read_text()).body:
+    for node in tree(module).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
             exports: list[str] = ast.literal_eval(node.value)
             return exports
@@ -194,7 +205,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", LAYERED)
 def test_imported_names_are_exported(module: str) -> None:
-    for node in ast.walk(ast.parse(modules()[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom) and node.module in modules() and node.module != "icedb":
             for alias in node.names:
                 name = alias.name
@@ -214,7 +225,7 @@ def test_folders_are_small_and_say_what_they_own() -> None:
 
 @pytest.mark.parametrize("module", modules())
 def test_what_is_heavy_or_optional_stays_where_it_belongs(module: str) -> None:
-    for name in imports(module, modules()[module]):
+    for name in imports(module):
         places = CONFINED.get(name.split(".")[0])
         assert places is None or inside(module, places), f"{module} imports {name}"
 
@@ -224,10 +235,10 @@ def test_private_names_of_dagster_are_listed_in_one_module() -> None:
     for module in modules():
         if module == "icedb_dagster.dagster_internals":
             continue
-        tree = ast.parse(modules()[module].read_text())
-        blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+        nodes = [*ast.walk(tree(module))]
+        blocks = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
         typed = {id(n) for block in blocks for n in ast.walk(block)}
-        for node in ast.walk(tree):
+        for node in nodes:
             names = (
                 [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "") or ""]
             )
@@ -238,7 +249,7 @@ def test_private_names_of_dagster_are_listed_in_one_module() -> None:
 
 @pytest.mark.parametrize("module", [m for m in modules() if m.startswith("spark_jobs.")])
 def test_programs_import_what_clusters_have(module: str) -> None:
-    for name in imports(module, modules()[module]):
+    for name in imports(module):
         package = name.split(".")[0]
         assert package in PROGRAMS_IMPORT or package in sys.stdlib_module_names, f"{module} imports {name}"
 

@@ -82,7 +82,7 @@ def _zstd(text: str) -> bytes:
     return bytes(pa.Codec("zstd").compress(text.encode(), asbytes=True))
 
 
-@pytest.mark.sampled(cases=7)
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_paths_lists_and_globs_are_united_by_column_name(folder: SourceFiles, kind: str) -> None:
     one, two = WRITERS[kind](folder, "one", 1), WRITERS[kind](folder, "two", 2)

@@ -191,7 +191,7 @@ def _split(select: str) -> list[str]:
     return parts
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize(
     ("expression", "select", "by_spark"),
     [

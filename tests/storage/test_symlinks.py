@@ -219,6 +219,7 @@ USES: dict[str, Callable[[Table, Path], object]] = {
 }
 
 
+@pytest.mark.sampled(cases=15)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("where", ["part", "partition", "data", "dangling", "loop"])
 def test_a_part_behind_a_link_is_not_read(use: str, where: str, table: Table, outside: Path, tmp_path: Path) -> None:

@@ -448,6 +448,7 @@ def test_any_text_may_be_a_partition(s3: Place, partition: str) -> None:
     assert all(key.startswith((f"{ice.s3c.s3prefix}/_log/", f"{ice.s3c.s3prefix}/_claims/")) for key in left)
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize("partition", ["../p=a", "p=a/..", "p=a//q=b", "/p=a", "./p=a", "=x", "p=" + "x" * 300,
                                        "_data/p=a", "_log", "p=x_data", "p=a/q=_log"])  # fmt: skip
 @pytest.mark.parametrize("by_row", [False, True])

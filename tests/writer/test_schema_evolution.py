@@ -147,6 +147,7 @@ CASTS: list[tuple[str, pa.Table, Sequence[Any] | None]] = [
 ]
 
 
+@pytest.mark.sampled(cases=10)
 @pytest.mark.parametrize(("declared", "data", "stored"), CASTS, ids=lambda v: v if isinstance(v, str) else "")
 def test_a_cast_changes_no_value(declared: str, data: pa.Table, stored: Sequence[Any] | None, local: Place) -> None:
     table = Table.create(local.uri, schema={"x": declared}, storage_options={"fsync": "false"})

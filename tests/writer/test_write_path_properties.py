@@ -338,6 +338,7 @@ def test_a_batch_is_stored_as_duckdb_would_store_it(
     check_batches(monkeypatch, way, data, FEW_ROWS)
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("way", MERGES)
 @FEW
 @given(st.data())

@@ -286,6 +286,7 @@ def test_columns_that_the_files_store_partition_the_table_by_themselves(local: P
 # ------------------------------------------------------------------------------------------------ which files
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [

@@ -54,7 +54,7 @@ MISTAKES: dict[str, Callable[[Table], object]] = {
 }
 
 
-@pytest.mark.sampled(cases=6)
+@pytest.mark.sampled(cases=3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_undone(place: Any, mistake: str) -> None:
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
@@ -275,6 +275,7 @@ def test_failed_copies_leave_no_part(table: Table, clocked: ClockedStore, clock:
         assert numbers(table) == []
 
 
+@pytest.mark.sampled(cases=4)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]

@@ -202,6 +202,7 @@ BAD_ANSWERS: list[tuple[str, type[IceDBError], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(cases=6)
 @pytest.mark.parametrize(("query", "error", "message"), BAD_ANSWERS)
 def test_an_invalid_result_changes_nothing(memory: Any, query: str, error: type[IceDBError], message: str) -> None:
     table = _table_with_query(memory, query)

@@ -106,6 +106,7 @@ def test_every_type_survives(memory: Any) -> None:
     assert table.schema() == types
 
 
+@pytest.mark.sampled(cases=12)
 @pytest.mark.parametrize(
     ("query", "error"),
     [

@@ -105,7 +105,7 @@ def expected(*rows: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted(((r["user"], r["event"], r["price"]) for r in rows), key=repr)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(cases=12)
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_of_every_kind_are_inserted(way: str, shared_place: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -215,6 +215,7 @@ def signed_at_ms(request: S3Request) -> int:
     return unix_ms(request.header("x-amz-date") or request.parameter("X-Amz-Date") or "")
 
 
+@pytest.mark.sampled(cases=4)
 @pytest.mark.process
 def test_requests_of_real_clients_are_verified(recorded: list[S3Request]) -> None:
     for request in recorded:

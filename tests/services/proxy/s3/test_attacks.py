@@ -959,6 +959,7 @@ MATRIX = {
 CELLS = {f"{part}-{attack}": c for part, attacks in MATRIX.items() for attack, c in attacks.items()}
 
 
+@pytest.mark.sampled(cases=200)
 @pytest.mark.parametrize("name", CELLS)
 def test_an_attack_gets_its_expected_response_only(world: AttackedProxy, name: str) -> None:
     attack = CELLS[name]

@@ -125,6 +125,7 @@ def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> S3Reque
     return replace(request, headers=(*request.headers, *more))
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("make", "statuses"),
