@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
+.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -53,6 +53,10 @@ CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || comman
 ui-test: $(VENV)/.installed-ui  ## Click through Dagster's UI in headless Chromium, and take the pictures of docs/images
 	@test -x "$(CHROMIUM)" || { echo "Chromium is not installed. Run: apt-get install chromium, or set its path: CHROMIUM=..."; exit 1; }
 	@CHROMIUM="$(CHROMIUM)" $(BIN)/pytest tests/ui
+
+dbt-test:  ## Test the plugin of dbt-duckdb and its example, in an environment of their own (.venv-dbt)
+	@$(MAKE) --no-print-directory VENV=.venv-dbt .venv-dbt/.installed-dbt-tests
+	@.venv-dbt/bin/python -m pytest -c tests/dbt/pytest.ini --rootdir . --confcutdir tests/dbt tests/dbt
 
 # The tests use an archive of Spark's classes, with which Java starts quickly, and Azure's emulator, which needs npm.
 # Without npm, the tests of Azure are skipped.
@@ -149,6 +153,9 @@ $(VENV)/.installed-docs: pyproject.toml
 
 $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory install EXTRA=dev
+
+$(VENV)/.installed-dbt-tests: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=dbt-tests
 
 $(VENV)/.installed-ui: pyproject.toml
 	@$(MAKE) --no-print-directory install EXTRA=ui

@@ -97,6 +97,7 @@ MODULES_MAX, PACKAGES_MAX = 14, 16
 CONFINED = {
     "pyspark": ("icedb.spark.", "icedb_dagster.", "spark_jobs."),
     "dagster": ("icedb_dagster.",),
+    "dbt": ("icedb.engines.dbt",),
     "dagster_aws": ("icedb_dagster.compute.emr",),
     "dagster_pyspark": ("icedb_dagster.",),
     "dagster_pipes": ("icedb_dagster.", "spark_jobs."),

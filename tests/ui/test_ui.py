@@ -80,7 +80,8 @@ def test_the_events_of_an_asset_are_its_materializations(
     page.goto("/assets/daily_metrics?view=events")
     expect(page.get_by_text("Materialized").first).to_be_visible()
     records = platform.instance.fetch_observations(dg.AssetKey("daily_metrics"), limit=100).records
-    assert all(observation.asset_observation.data_version for observation in records)
+    observations = [record.asset_observation for record in records]
+    assert all(observation is not None and observation.data_version for observation in observations)
     pictures.take("events", page)
 
 

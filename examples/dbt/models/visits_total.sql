@@ -1,0 +1,1 @@
+SELECT sum(visits)::BIGINT AS visits FROM {{ ref("visits_daily") }}
