@@ -162,6 +162,32 @@ def datafusion() -> None:
     assert context.sql("SELECT sum(n) AS n FROM events").to_pydict() == {"n": [45]}
 
 
+def dbt() -> None:
+    """Run a model of dbt that reads a table and becomes one."""
+    from dbt.cli.main import dbtRunner
+
+    table = icedb.Table.create("lake/numbers")
+    table.insert([{"n": n} for n in range(10)])
+    Path("dbt_project.yml").write_text("name: small\nprofile: small\nmodel-paths: [models]\n")
+    plugin = "{module: icedb.engines.dbt, alias: icedb, config: {root: lake, tables: [numbers]}}"
+    target = f"{{type: duckdb, path: ':memory:', plugins: [{plugin}]}}"
+    Path("profiles.yml").write_text(f"small: {{target: dev, outputs: {{dev: {target}}}}}\n")
+    Path("models").mkdir()
+    model = "{{ config(materialized='external', plugin='icedb') }} SELECT sum(n)::BIGINT AS n FROM numbers"
+    Path("models/total.sql").write_text(model)
+    assert dbtRunner().invoke(["run", "--profiles-dir", "."]).success
+    assert icedb.Table.open("lake/total").query("SELECT n FROM t").fetchall() == [(45,)]
+
+
+def dbt_tests() -> None:
+    """Import what the tests of dbt need."""
+    import dagster_dbt
+    import pytest
+
+    assert dagster_dbt.__version__ and pytest.__version__
+    dbt()
+
+
 def demo() -> None:
     """Read the raw file of the demo; find a Java."""
     import zipfile
@@ -300,7 +326,7 @@ def ui() -> None:
 
 SMOKES = {
     smoke.__name__.replace("_", "-"): smoke
-    for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, demo, dev, docs, ingest, notebooks,
+    for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, dbt, dbt_tests, demo, dev, docs, ingest, notebooks,
                   pandas, plot, polars, proxy, spark, ui)
 }  # fmt: skip
 

@@ -52,6 +52,7 @@ FOLDERS = [
     "icedb.engines.clickhouse",
     "icedb.engines",
     "icedb.engines.duckdb",
+    "icedb.engines.dbt",
     "icedb.engines.polars",
     "icedb.services",
     "icedb.services.http",
