@@ -326,8 +326,8 @@ def ui() -> None:
 
 SMOKES = {
     smoke.__name__.replace("_", "-"): smoke
-    for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, dbt, dbt_tests, demo, dev, docs, ingest, notebooks,
-                  pandas, plot, polars, proxy, spark, ui)
+    for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, dbt, dbt_tests, demo, dev, docs,
+                  ingest, notebooks, pandas, plot, polars, proxy, spark, ui)
 }  # fmt: skip
 
 if __name__ == "__main__":
