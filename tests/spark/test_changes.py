@@ -169,6 +169,18 @@ def test_columns_added_during_a_stream_are_an_error(table: Table) -> None:
     assert named.end(start, Limits(), ["n"]) != start
 
 
+def test_columns_dropped_during_a_stream_are_an_error(table: Table) -> None:
+    table.insert([{"k": 0, "n": 1, "price": 2}])
+    schema = spark_schema({"k": "BIGINT", "n": "BIGINT", "price": "BIGINT"})
+    reader = StreamReader(schema, {"path": table.uri})
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    table.alter(drop_columns=["price"])
+    table.insert([{"k": 0, "n": 2}])
+    with pytest.raises(InvalidOption, match=r"dropped after the stream started: \['price'\]. Restart the stream"):
+        reader.latestOffset(end, ReadAllAvailable())
+
+
 def test_a_stream_keeps_its_partitions_after_a_new_partitioning(table: Table) -> None:
     insert(table, 0, 1)
     schema = spark_schema({"k": "BIGINT", "n": "BIGINT"})

@@ -77,6 +77,11 @@ class _StreamPlanner:
 
     def _check_columns(self, state: TableState, expected: Collection[str]) -> None:
         """Reject columns that Spark does not expect: a running stream would skip them, and never read them later."""
+        if gone := sorted(self.handle.spec.dropped.keys() & set(expected)):
+            raise InvalidOption(
+                f"{self.handle.table}: columns were dropped after the stream started: {gone}. Restart the stream to "
+                "continue without them."
+            )
         visible = visible_schema(self.handle.spec, state.schema)
         if self.options.columns is None and (new := sorted(visible.keys() - expected)):
             raise InvalidOption(
