@@ -45,6 +45,7 @@ INTERNALS = {
         Internal("dagster._core.storage.tags", "GRPC_INFO_TAG", _LAUNCHER),
         Internal("dagster._grpc.client", "DagsterGrpcClient", _LAUNCHER),
         Internal("dagster._grpc.types", "GetCurrentRunsResult", _LAUNCHER),
+        Internal("dagster._core.errors", "DagsterPipesExecutionError", "report the error of a Spark program"),
         Internal("dagster_shared.cli", "WorkspaceOpts", _CODE),
         Internal("dagster._cli.workspace.cli_target", "workspace_opts_to_load_target", _CODE),
         Internal("dagster._core.workspace.load_target", "InProcessWorkspaceLoadTarget", _CODE),

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from icedb.errors import InvalidOption
 from icedb.spark.java import find_java, prepare_environment
+from icedb_dagster.dagster_internals import internal
 from icedb_dagster.resource_fields import CheckedFields
 
 __all__ = [
@@ -130,7 +131,7 @@ class _DriverHere(SparkPlace):
         before = len(_reported_errors(context))  # errors of earlier tries
         try:
             return client.run(context=context, command=launch.command, extras=dict(extras or {}))
-        except dg.DagsterError as error:
+        except internal("DagsterPipesExecutionError") as error:
             reported = _reported_errors(context)[before:]
             raise dg.Failure(reported[-1] if reported else f"{program}: {error}") from None
 

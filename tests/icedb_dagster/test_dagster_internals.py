@@ -14,7 +14,7 @@ from icedb_dagster.dev.project.workspace import load_code
 from icedb_dagster.launcher import MonitoredRunLauncher
 
 NEEDED_TO = {name: used.needed_to for name, used in INTERNALS.items()}
-DETECT, LOAD = sorted(set(NEEDED_TO.values()))
+DETECT, REPORT = "detect dead run workers", "report the error of a Spark program"
 
 
 @pytest.fixture
@@ -59,6 +59,12 @@ def test_code_cannot_be_loaded_without_a_name(without: str, locations: list[str]
     (tmp_path / "workspace.yaml").write_text("load_from:\n" + "".join(lines))
     with pytest.raises(StackError, match=f"needed to load the code of a project .*{without}_of_1_13"):
         load_code(tmp_path)
+
+
+@pytest.mark.parametrize("name", [n for n, purpose in NEEDED_TO.items() if purpose == REPORT])
+def test_the_error_names_what_is_not_possible_without_a_name(without: str) -> None:
+    with pytest.raises(StackError, match=f"lacks a name that is needed to {REPORT} .*'{without}_of_1_13'"):
+        internal(without)
 
 
 def test_a_name_that_is_not_listed_is_a_mistake() -> None:
