@@ -1,7 +1,7 @@
 """Columns and their types: names of types, their form in Parquet, and conflicts between a batch and a table.
 
-Types are DuckDB's names, as in the log. Columns are never removed and never change their type. A batch may lack columns
-and may add new ones. Conflicts are detected before anything is written.
+Types are DuckDB's names, as in the log. The log keeps every column, also a dropped one, and its type. A batch may lack
+columns and may add new ones. Conflicts are detected before anything is written.
 """
 
 from __future__ import annotations
