@@ -56,8 +56,8 @@ def spec_of_columns(handle: Handle, columns: Collection[str], state: TableState,
     Raises InvalidOption if the table needs a column that goes.
     """
     spec = handle.spec  # reading the state has updated it
-    known = {**spec.columns, **state.schema}
-    new = msgspec.structs.replace(spec, dropped={c: spec.dropped.get(c, 0) for c in known if c not in columns})
+    existing = {**spec.columns, **state.schema}
+    new = msgspec.structs.replace(spec, dropped={c: spec.dropped.get(c, 0) for c in existing if c not in columns})
     if new.dropped.keys() == spec.dropped.keys():
         return None
     for column in new.dropped.keys() - spec.dropped.keys():
