@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, Self, Unpack, overload
 
-from icedb.errors import InvalidOption, TableNotFound
+from icedb.errors import TableNotFound
 from icedb.format.change_feed import Limits
 from icedb.format.table_spec import Merging, SchemaMode, TableSpec
 from icedb.format.timing import Timing
@@ -399,12 +399,7 @@ class Table:
                 self._handle, data, replaces=True, partitions=partitions, schema_mode=schema_mode, **options
             )
         if is_spark_frame(data):
-            if schema_mode != "merge":
-                raise InvalidOption(
-                    f"{self.uri}: schema_mode is {schema_mode!r}, which a Spark DataFrame does not support. Drop "
-                    "columns with alter(drop_columns=...)."
-                )
-            return overwrite_frame(self._handle, data, partitions=partitions, **options)
+            return overwrite_frame(self._handle, data, partitions=partitions, schema_mode=schema_mode, **options)
         return overwrite(self._handle, data, partitions, schema_mode=schema_mode, **options)
 
     # ------------------------------------------------------------------------------------ views

@@ -14,9 +14,10 @@ import dagster as dg
 
 from icedb.errors import StackError
 
-__all__ = ["INTERNALS", "Internal", "internal", "lacking"]
+__all__ = ["DETECT_DEAD_WORKERS", "INTERNALS", "Internal", "internal", "lacking"]
 
-_LAUNCHER = "detect dead run workers"
+#: What `MonitoredRunLauncher` cannot do without its names.
+DETECT_DEAD_WORKERS = "detect dead run workers"
 _CODE = "load the code of a project"
 
 
@@ -39,12 +40,12 @@ class Internal:
 INTERNALS = {
     internal.name: internal
     for internal in (
-        Internal("dagster._core.errors", "DagsterUserCodeUnreachableError", _LAUNCHER),
-        Internal("dagster._core.launcher.base", "CheckRunHealthResult", _LAUNCHER),
-        Internal("dagster._core.launcher.base", "WorkerStatus", _LAUNCHER),
-        Internal("dagster._core.storage.tags", "GRPC_INFO_TAG", _LAUNCHER),
-        Internal("dagster._grpc.client", "DagsterGrpcClient", _LAUNCHER),
-        Internal("dagster._grpc.types", "GetCurrentRunsResult", _LAUNCHER),
+        Internal("dagster._core.errors", "DagsterUserCodeUnreachableError", DETECT_DEAD_WORKERS),
+        Internal("dagster._core.launcher.base", "CheckRunHealthResult", DETECT_DEAD_WORKERS),
+        Internal("dagster._core.launcher.base", "WorkerStatus", DETECT_DEAD_WORKERS),
+        Internal("dagster._core.storage.tags", "GRPC_INFO_TAG", DETECT_DEAD_WORKERS),
+        Internal("dagster._grpc.client", "DagsterGrpcClient", DETECT_DEAD_WORKERS),
+        Internal("dagster._grpc.types", "GetCurrentRunsResult", DETECT_DEAD_WORKERS),
         Internal("dagster._core.errors", "DagsterPipesExecutionError", "report the error of a Spark program"),
         Internal("dagster_shared.cli", "WorkspaceOpts", _CODE),
         Internal("dagster._cli.workspace.cli_target", "workspace_opts_to_load_target", _CODE),

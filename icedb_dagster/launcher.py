@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 
 from icedb.errors import InvalidOption
-from icedb_dagster.dagster_internals import internal, lacking
+from icedb_dagster.dagster_internals import DETECT_DEAD_WORKERS, internal, lacking
 
 if TYPE_CHECKING:
     from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext
@@ -40,7 +40,7 @@ __all__ = ["MonitoredRunLauncher"]
 LAUNCHED_TAG = "icedb/launched"
 LOST_AFTER_S = 60
 #: Why dead workers cannot be detected with this version of Dagster; None if they can.
-_UNAVAILABLE = lacking("detect dead run workers")
+_UNAVAILABLE = lacking(DETECT_DEAD_WORKERS)
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 logger = logging.getLogger(__name__)
 

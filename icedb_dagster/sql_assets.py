@@ -1,7 +1,7 @@
 """Assets that are SQL: a DuckDB query over upstream tables, whose rows the IO manager commits."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,12 @@ from icedb.util.temporary_files import temporary_folder
 from icedb_dagster.io.inputs import Rows
 from icedb_dagster.metadata.table_metadata import KINDS
 
-__all__ = ["PARAMETERS", "sql_asset"]
+__all__ = ["sql_asset"]
 
 _Key = dg.AssetKey | Sequence[str] | str
 
-#: The parameters that a query may use, and their DuckDB types.
-PARAMETERS = {
-    "partition_key": "VARCHAR",
-    "partition_keys": "VARCHAR[]",
-    "partition_start": "TIMESTAMP",
-    "partition_end": "TIMESTAMP",
-}
+#: The parameters that a query may use.
+_PARAMETERS = ("partition_key", "partition_keys", "partition_start", "partition_end")
 
 
 def sql_asset(
@@ -90,7 +85,6 @@ def sql_asset(
         key=asset,
         ins={table: _asset_in(table, upstream, name) for table, upstream in _by_name(inputs, name).items()},
         kinds={*KINDS, "duckdb", "sql", *fields.pop("kinds", ())},
-        code_version=fields.pop("code_version", None),
         description=fields.pop("description", None) or f"```sql\n{query.strip()}\n```",
         **fields,
     )(rows_of_query)
@@ -134,10 +128,10 @@ def _parameters(query: str, asset: str, partitions: dg.PartitionsDefinition | No
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise InvalidOption(f"the asset {asset}: the query is not one SELECT. Its rows are those of the asset.")
     used = frozenset(statements[0].named_parameters)
-    if unknown := sorted(used - PARAMETERS.keys()):
+    if unknown := sorted(used - set(_PARAMETERS)):
         raise InvalidOption(
             f"the asset {asset}: the query uses ${unknown[0]}, which is no parameter. Use "
-            f"{', '.join(f'${name}' for name in PARAMETERS)}."
+            f"{', '.join(f'${name}' for name in _PARAMETERS)}."
         )
     if used and partitions is None:
         raise InvalidOption(f"the asset {asset}: the query uses ${min(used)}, and the asset has no partitions_def.")
@@ -152,18 +146,14 @@ def _parameters(query: str, asset: str, partitions: dg.PartitionsDefinition | No
 
 def _values(context: dg.AssetExecutionContext, used: frozenset[str]) -> dict[str, Any]:
     """Return the values of the parameters in this run."""
-    if not used:
-        return {}
-    values: dict[str, Any] = {}
-    if "partition_key" in used:
-        values["partition_key"] = context.partition_key  # Dagster's error states that the run has several
-    if "partition_keys" in used:
-        values["partition_keys"] = [*context.partition_keys]
-    if used & {"partition_start", "partition_end"}:
-        window = context.partition_time_window  # in the zone of the partitions
-        values["partition_start"] = window.start.replace(tzinfo=None)
-        values["partition_end"] = window.end.replace(tzinfo=None)
-    return {name: value for name, value in values.items() if name in used}
+    values: dict[str, Callable[[], Any]] = {
+        "partition_key": lambda: context.partition_key,  # Dagster's error states that the run has several
+        "partition_keys": lambda: [*context.partition_keys],
+        # A window is in the zone of the partitions.
+        "partition_start": lambda: context.partition_time_window.start.replace(tzinfo=None),
+        "partition_end": lambda: context.partition_time_window.end.replace(tzinfo=None),
+    }
+    return {name: values[name]() for name in used}
 
 
 def _batches(
@@ -183,9 +173,9 @@ def _run(
         try:
             for name, rows in inputs.items():
                 con.execute(f"CREATE VIEW {quote_name(name)} AS {rows.sql()}")
-            handles = ((rows.snapshot.handle, rows.chosen.parts) for rows in inputs.values())
             if inputs:  # without, it is locked already
-                lock_reader(con, [path for handle, parts in handles for path in handle.part_paths.readable(parts)])
+                chosen = [rows.chosen for rows in inputs.values()]
+                lock_reader(con, [path for of in chosen for path in of.handle.part_paths.readable(of.parts)])
             reader = con.execute(query, dict(values) or None).to_arrow_reader(ROWS_PER_BATCH)
             yield reader.schema
             yield from reader

@@ -32,6 +32,7 @@ from icedb.format.records import (
     tombstone_flags,
 )
 from icedb.format.replay import TableState
+from icedb.format.table_spec import TableSpec, encode_spec
 
 __all__ = ["CommitDraft", "check_draft", "draft"]
 
@@ -52,7 +53,7 @@ def draft(
     t_ms: int,
     schema: dict[str, str] | None = None,
     txn: Mapping[str, tuple[int, int]] | None = None,
-    spec: Encoded = msgspec.UNSET,
+    spec: TableSpec | None = None,
     add: Iterable[Marker] = (),
     moved: bool = False,
     tombstone: Collection[str] = (),
@@ -85,7 +86,7 @@ def draft(
         horizon_ms=max([0, *forgotten_ms, *(f.horizon_ms for f in sources)]),
         foreign_ms=max((f.newest_foreign_ms for f in sources), default=0),
         txn={a: last for f in sources for a, last in f.txn.items() if last == state.txn[a]} | dict(txn or {}),
-        spec=state.spec if isinstance(spec, msgspec.UnsetType) and any(map(_has_spec, sources)) else spec,
+        spec=_recorded_spec(spec, state, sources),
         operation=operation,
     )
     if operations := carried_operations(sources):
@@ -118,6 +119,13 @@ def _packed_like(original: Sequence[Marker], markers: Iterable[Marker]) -> Seque
     from icedb.format.packed_markers import MarkerColumns  # imports Arrow, which only large tables need
 
     return MarkerColumns.of(markers)
+
+
+def _recorded_spec(spec: TableSpec | None, state: TableState, sources: Iterable[LogFile]) -> Encoded:
+    """Return the new spec, or that of the log if a replaced log file has one."""
+    if spec is not None:
+        return msgspec.Raw(encode_spec(spec, indent=0))
+    return state.spec if any(map(_has_spec, sources)) else msgspec.UNSET
 
 
 def _has_spec(file: LogFile) -> bool:

@@ -130,14 +130,14 @@ def _spec(context: dg.ResolutionContext, values: Mapping[str, Any]) -> dict[str,
 
 
 def _sql(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `sql_asset`."""
+    """Return the arguments of `sql_asset`; none for another asset."""
     sql = {name: values[name] for name in OF_QUERIES if name in values}
-    inputs = sql.get("inputs", ())
+    inputs = sql.get("inputs")
     if isinstance(inputs, Mapping):
         sql["inputs"] = {name: _key(key) for name, key in inputs.items()}
-    else:
+    elif inputs is not None:
         sql["inputs"] = [_key(key) for key in inputs]
-    return sql if values.get("asset") == "sql" else {}
+    return sql
 
 
 def _tag(value: object) -> str:

@@ -82,11 +82,6 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
     )
     try:
         if is_spark_frame(data):
-            if options.schema_mode == "overwrite":
-                raise InvalidOption(
-                    f"{table.uri}: schema_mode is 'overwrite', which a Spark DataFrame does not support. Drop columns "
-                    "with Table.alter(drop_columns=[...])."
-                )
             return _write_frame(table, data, options, selection, txn)
         if options.mode == "append":
             return table.insert(data, txn=txn, **limits)
@@ -140,7 +135,7 @@ def _write_frame(
 ) -> Commit:
     from icedb.spark import write_frames  # imports pyspark, as the asset did
 
-    check_frame(table.handle, options.on_conflict)
+    check_frame(table.handle, options.on_conflict, options.schema_mode)
     partitions, limit = None, options.partitions_max
     if options.mode == "overwrite" and selection is not None:
         types = _partition_types(table, frame)

@@ -96,8 +96,8 @@ MUTANTS = (
     Mutant(
         "a restore leaves the dropped columns as they are",
         "icedb/operations/retention/restore.py",
-        "        if then.keys() == spec.dropped.keys():",
-        "        if then is not None:",
+        "        return spec_of_dropped(self.handle, spec_at(self.handle.spec, self.as_of_ms).dropped, t_ms)",
+        "        return None",
         (DROPPED,),
         "test_a_restore_has_the_columns_of_its_time",
     ),

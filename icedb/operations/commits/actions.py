@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import msgspec
-
 from icedb.errors import InvariantViolated
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, all_columns, encode_spec
+from icedb.format.table_spec import TableSpec, all_columns
 from icedb.sql.types import check_columns
 from icedb.transaction.table_handle import Handle
 from icedb.writer.batch_schema import check_declared, check_not_dropped
@@ -83,13 +81,12 @@ class Replace:
         txn = {a: (n, t_ms) for a, n in self._sequences.items() if n > state.txn.get(a, (-1, 0))[0]}
         if not (dead or self._markers or txn):
             return None
-        spec = None if self._spec is None else self._spec(state, t_ms)
         # The log files that name them are replaced too, so that cleanup can forget them without a merge.
         return draft(
             state,
             t_ms=t_ms,
             schema=dict(self._schema),
-            spec=msgspec.UNSET if spec is None else msgspec.Raw(encode_spec(spec, indent=0)),
+            spec=None if self._spec is None else self._spec(state, t_ms),
             txn=txn,
             add=self._markers,
             tombstone=dead,

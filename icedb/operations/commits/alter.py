@@ -14,7 +14,7 @@ import msgspec
 from icedb.errors import InvalidPartitionExpression, UnknownColumn
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, all_columns, altered_spec, encode_spec, visible_schema
+from icedb.format.table_spec import TableSpec, all_columns, altered_spec, visible_schema
 from icedb.operations.commits.dropped_columns import check_dropped
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.transaction.append import Commit
@@ -69,11 +69,11 @@ class _Alter:
         check_dropped(self.handle, old, new, state)
         new = _checked(new, state)
         new = altered_spec(old, _with_earlier(old, new, state.table), t_ms)
-        self.new, encoded = new, encode_spec(new, indent=0)
+        self.new = new
         # Older revisions disappear with the log files that record them.
         holders = [k for k, f in state.effective.items() if not isinstance(f.file.spec, msgspec.UnsetType)]
         replaces = set(state.replaceable((), t_ms=t_ms)) | (set(holders) - state.far_ahead(t_ms))
-        return draft(state, t_ms=t_ms, spec=msgspec.Raw(encoded), replaces=replaces, operation="alter")
+        return draft(state, t_ms=t_ms, spec=new, replaces=replaces, operation="alter")
 
 
 def _with_earlier(old: TableSpec, new: TableSpec, table: str) -> TableSpec:

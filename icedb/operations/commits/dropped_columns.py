@@ -22,7 +22,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.util.counts import count_text
 from icedb.util.times import time_text
 
-__all__ = ["check_dropped", "check_unused", "spec_of_columns"]
+__all__ = ["check_dropped", "spec_of_columns", "spec_of_dropped"]
 
 
 def check_dropped(handle: Handle, old: TableSpec, new: TableSpec, state: TableState) -> None:
@@ -33,14 +33,15 @@ def check_dropped(handle: Handle, old: TableSpec, new: TableSpec, state: TableSt
     another type.
     """
     existing = all_columns(old, state.schema)
-    for column in new.dropped.keys() - old.dropped.keys():
+    going = new.dropped.keys() - old.dropped.keys()
+    for column in going:
         if column not in existing:
             raise UnknownColumn(
                 f"{state.table}: drop_columns names '{column}', and the table has no such column (it has "
                 f"{sorted(existing)}). Correct the name."
             )
-        check_unused(new, column, table=state.table)
-    if new.dropped.keys() - old.dropped.keys() and not all_columns(new, state.schema):
+        _check_unused(new, column, table=state.table)
+    if going and not all_columns(new, state.schema):
         raise InvalidOption(f"{state.table}: a table needs a column, and this would drop all of them. Keep one.")
     if new.columns != old.columns:  # the log's schema has one name and type for a column, also while it is hidden
         check_columns(new.columns, state.schema, table=state.table)
@@ -49,23 +50,29 @@ def check_dropped(handle: Handle, old: TableSpec, new: TableSpec, state: TableSt
 
 
 def spec_of_columns(handle: Handle, columns: Collection[str], state: TableState, t_ms: int) -> TableSpec | None:
-    """Return the spec of a table with only these columns; None if no other column is visible and none comes back.
+    """Return the spec of a table with only these columns. See `spec_of_dropped`."""
+    existing = {**handle.spec.columns, **state.schema}
+    return spec_of_dropped(handle, {c: 0 for c in existing if c not in columns}, t_ms)
 
-    The commit must replace all live parts, so that none has old values of a column that comes back.
+
+def spec_of_dropped(handle: Handle, dropped: Mapping[str, int], t_ms: int) -> TableSpec | None:
+    """Return the spec in which exactly these columns are dropped; None if they are dropped already.
+
+    A time of 0 is that of the commit. The commit must replace all live parts that have old values of a column that
+    comes back.
 
     Raises InvalidOption if the table needs a column that goes.
     """
     spec = handle.spec  # reading the state has updated it
-    existing = {**spec.columns, **state.schema}
-    new = msgspec.structs.replace(spec, dropped={c: spec.dropped.get(c, 0) for c in existing if c not in columns})
-    if new.dropped.keys() == spec.dropped.keys():
+    if dropped.keys() == spec.dropped.keys():
         return None
-    for column in new.dropped.keys() - spec.dropped.keys():
-        check_unused(new, column, table=state.table)
+    new = msgspec.structs.replace(spec, dropped=dict(dropped))
+    for column in dropped.keys() - spec.dropped.keys():
+        _check_unused(new, column, table=handle.table)
     return altered_spec(spec, new, t_ms)
 
 
-def check_unused(spec: TableSpec, column: str, *, table: str) -> None:
+def _check_unused(spec: TableSpec, column: str, *, table: str) -> None:
     """Raise InvalidOption if the spec needs a column."""
     if use := _use(spec, column, table):
         raise InvalidOption(
@@ -104,8 +111,9 @@ def _columns_of(merging: object) -> Iterator[str]:
 
 def _check_gone(handle: Handle, back: Mapping[str, int], state: TableState) -> None:
     """Raise InvalidOption if a live part contains one of the columns."""
+    holders = parts_with_columns(handle, [handle.part(m) for m in state.live], back)
     for column, dropped_ms in back.items():
-        if parts := parts_with_columns(handle, [handle.part(m) for m in state.live], [column]):
+        if parts := parts_with_columns(handle, holders, [column]):
             partition = parts[0].partition
             raise InvalidOption(
                 f"{state.table}: the column '{column}' was dropped at {time_text(dropped_ms)}, and its old values are "

@@ -17,7 +17,7 @@ from icedb.errors import InvalidOption, SchemaConflict
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker, total_rows
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, altered_spec, encode_spec
+from icedb.format.table_spec import TableSpec, altered_spec
 from icedb.operations.integrity.cast_parts import Miscast, check_values, find_miscast, recast
 from icedb.operations.integrity.common_types import RepairedColumn, choose_types
 from icedb.sql.partition_expressions import partition_types
@@ -166,7 +166,7 @@ class _Repair:
             state,
             t_ms=t_ms,
             schema={**state.schema, **self.types},
-            spec=msgspec.Raw(encode_spec(spec, indent=0)) if spec else msgspec.UNSET,
+            spec=spec,
             add=[self.written[key] for key in gone],
             moved=True,
             tombstone=gone,

@@ -21,8 +21,8 @@ from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker, total_rows
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, altered_spec, encode_spec, spec_at
-from icedb.operations.commits.dropped_columns import check_unused
+from icedb.format.table_spec import TableSpec, spec_at
+from icedb.operations.commits.dropped_columns import spec_of_dropped
 from icedb.reader.time_bounds import check_past_time, markers_at
 from icedb.sql.column_stats import without_texts
 from icedb.storage.obstore_store import ObjectNotFound
@@ -190,7 +190,7 @@ class _Restore:
         return draft(
             state,
             t_ms=t_ms,
-            spec=msgspec.UNSET if spec is None else msgspec.Raw(encode_spec(spec, indent=0)),
+            spec=spec,
             add=[self.copies[m.key] for m in plan.back],
             moved=True,
             tombstone=gone,
@@ -203,14 +203,7 @@ class _Restore:
 
         Raises InvalidOption if the table needs a column now that was dropped at that time.
         """
-        spec = self.handle.spec  # reading the state has updated it
-        then = spec_at(spec, self.as_of_ms).dropped
-        if then.keys() == spec.dropped.keys():
-            return None
-        new = msgspec.structs.replace(spec, dropped=dict(then))
-        for column in then.keys() - spec.dropped.keys():
-            check_unused(new, column, table=self.handle.table)
-        return altered_spec(spec, new, t_ms)
+        return spec_of_dropped(self.handle, spec_at(self.handle.spec, self.as_of_ms).dropped, t_ms)
 
     def _copy(self, state: TableState, markers: Sequence[Marker]) -> None:
         if not markers:

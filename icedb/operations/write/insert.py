@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Unpack, get_args
 
@@ -164,12 +165,9 @@ def overwrite(
         if stage.misfits:  # a rejected overwrite must not add rows to the quarantine
             check_overwrite(handle, written, partitions)
         quarantine = _commit_quarantine(handle, stage, written, None, memory_bytes)
-    if schema_mode == "merge":
-        commit = publish_overwrite(handle, written, partitions)
-    else:
-        commit = publish_overwrite(
-            handle, written, None, spec=lambda now, t_ms: spec_of_columns(handle, written.schema.keys(), now, t_ms)
-        )
+    spec = partial(spec_of_columns, handle, written.schema) if schema_mode == "overwrite" else None
+    commit = publish_overwrite(handle, written, partitions, spec=spec)
+    if spec is not None:
         handle.read()  # the next write through this handle uses the columns of now
     return replace(commit, quarantined_rows=stage.misfits, quarantine=quarantine)
 

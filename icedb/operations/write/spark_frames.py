@@ -13,6 +13,7 @@ from typing import Any, Literal
 from icedb.errors import CommitStateUnknown, IceDBError, InvalidOption, SparkJobFailed, StaleView
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
+from icedb.format.table_spec import SchemaMode
 from icedb.sources.batch import OnConflict
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
@@ -58,6 +59,7 @@ def overwrite_frame(
     *,
     partitions: Sequence[str] | str | None,
     dynamic: bool = False,
+    schema_mode: SchemaMode = "merge",
     on_conflict: OnConflict = "raise",
     memory_bytes: int | None = None,
     part_bytes: int | None = None,
@@ -67,7 +69,7 @@ def overwrite_frame(
 
     Raises InvalidOption and the job's errors.
     """
-    check_frame(handle, on_conflict)
+    check_frame(handle, on_conflict, schema_mode)
     options = {"overwrite": "dynamic" if dynamic else "table"}
     if partitions is not None:
         options = {
@@ -84,8 +86,13 @@ def size_options(memory_bytes: int | None, part_bytes: int | None, partitions_ma
     return {name: str(value) for name, value in sizes.items() if value is not None}
 
 
-def check_frame(handle: Handle, on_conflict: OnConflict = "raise") -> None:
+def check_frame(handle: Handle, on_conflict: OnConflict = "raise", schema_mode: SchemaMode = "merge") -> None:
     """Raise InvalidOption before a job starts for a write that Spark's processes cannot do."""
+    if schema_mode != "merge":
+        raise InvalidOption(
+            f"{handle.table}: schema_mode is {schema_mode!r}, which a Spark DataFrame does not support. Drop columns "
+            "with Table.alter(drop_columns=[...])."
+        )
     if on_conflict != "raise":
         raise InvalidOption(
             f"{handle.table}: on_conflict='{on_conflict}' is not possible for a Spark DataFrame. Cast its columns, or "

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from icedb.errors import StackError
 from icedb.util.temporary_files import temporary_folder
 from icedb_dagster.dagster_internals import internal
 from icedb_dagster.dev import stack as local_stack
-from icedb_dagster.dev.stack.home import open_instance
+from icedb_dagster.dev.stack.home import environment_with, open_instance
 from icedb_dagster.dev.stack.layout import open_layout
 from icedb_dagster.locking.table_lock import table_pools
 from icedb_dagster.resource import IceDBResource
@@ -62,22 +62,8 @@ class LoadedCode:
 def project_environment(project_dir: str | Path) -> Iterator[None]:
     """Add the project's `.env` to the environment, overriding existing variables as Dagster does."""
     values = dotenv_values(open_layout(project_dir).project / ".env")
-    with _environment({name: value for name, value in values.items() if value is not None}):
+    with environment_with({name: value for name, value in values.items() if value is not None}):
         yield
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
@@ -106,7 +92,7 @@ def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
 def _instance_of_home(home: str) -> dg.DagsterInstance:
     logging.disable(logging.WARNING)  # Dagster logs each attempt to connect
     try:
-        with _environment({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
+        with environment_with({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
             return _whole(dg.DagsterInstance.get())
     except Exception as problem:  # noqa: BLE001 - from the configuration, the file system, the driver, or any storage class
         raise StackError(f"the instance of DAGSTER_HOME={home} cannot be opened: {reason_of(problem)}") from None

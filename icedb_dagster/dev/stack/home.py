@@ -5,7 +5,7 @@ Dagster finds the instance by two environment variables, see `variables`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from icedb_dagster.dev.stack.layout import StackLayout, write_private
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-__all__ = ["PACKAGED_CONFIG", "install_config", "open_instance", "variables"]
+__all__ = ["PACKAGED_CONFIG", "environment_with", "install_config", "open_instance", "variables"]
 
 PACKAGED_CONFIG = Path(__file__).with_name("dagster.yaml")
 
@@ -41,7 +41,7 @@ def open_instance(dagster_home: Path, url: str) -> Iterator["DagsterInstance"]:
     from dagster import DagsterError, DagsterInstance
     from sqlalchemy.exc import SQLAlchemyError
 
-    with _environment(variables(dagster_home, url)):
+    with environment_with(variables(dagster_home, url)):
         try:
             with DagsterInstance.from_config(str(dagster_home)) as instance:
                 yield instance
@@ -52,7 +52,7 @@ def open_instance(dagster_home: Path, url: str) -> Iterator["DagsterInstance"]:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def environment_with(values: Mapping[str, str]) -> Iterator[None]:
     """Set variables for the block, because Dagster reads the environment of the process."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
