@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from icedb.format.timing import Timing
     from icedb.operations.commits.drop_partitions import DropReport
     from icedb.operations.export.delta import DeltaReport
+    from icedb.operations.export.iceberg import IcebergReport
     from icedb.operations.export.parquet import ParquetExportReport
     from icedb.operations.health.table_health import Recommendation, TableHealth, Thresholds
     from icedb.operations.importing.import_files import ImportReport
@@ -78,6 +79,7 @@ __all__ = [
     "IceDBError",
     "IceDBv3",
     "IceLogIO",
+    "IcebergReport",
     "ImportReport",
     "LogMetadata",
     "LogMetadataFromJSON",
@@ -121,6 +123,7 @@ _LAZY_NAMES = {
     "icedb.transaction.append": ("Commit",),
     "icedb.reader.diff": ("Diff",),
     "icedb.operations.export.delta": ("DeltaReport",),
+    "icedb.operations.export.iceberg": ("IcebergReport",),
     "icedb.operations.export.parquet": ("ParquetExportReport",),
     "icedb.operations.write.write_plan": ("WritePlan",),
     "icedb.storage.parts": ("Part",),

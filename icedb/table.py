@@ -21,7 +21,9 @@ from icedb.format.table_spec import Merging, SchemaMode, TableSpec
 from icedb.format.timing import Timing
 from icedb.operations.commits.alter import alter
 from icedb.operations.commits.drop_partitions import DropReport, check_chosen, drop_partitions
-from icedb.operations.export.delta import KEEP, DeltaReport, export_delta
+from icedb.operations.export.delta import DeltaReport, export_delta
+from icedb.operations.export.export_pins import KEEP
+from icedb.operations.export.iceberg import IcebergReport, export_iceberg
 from icedb.operations.export.parquet import OnPart, ParquetExportReport, export_parquet
 from icedb.operations.health.table_health import TableHealth, Thresholds, examine
 from icedb.operations.importing.import_files import ImportReport, create_by_import, import_files
@@ -1039,6 +1041,47 @@ class Table:
             >>> table.export_delta()
         """
         return export_delta(
+            self._handle,
+            as_of_ms(as_of),
+            exclude_columns=exclude_columns,
+            keep=keep,
+            dry_run=dry_run,
+        )
+
+    def export_iceberg(
+        self,
+        *,
+        as_of: AsOf | None = None,
+        exclude_columns: Sequence[str] = (),
+        keep: timedelta | None = KEEP,
+        dry_run: bool = False,
+    ) -> IcebergReport:
+        """Publish the table as an Iceberg table at the same address: metadata over the same parts, without copies.
+
+        An export writes a new metadata document in `metadata/`, and the manifests that changed, or nothing if nothing
+        has changed. Readers open the document whose address is in the report. They see the parts of that export, even
+        after a merge has superseded them, so export again after each merge, and more often than `keep`. A document also
+        lists the earlier exports of the grace period, and the snapshots that `pin` keeps, as tags.
+
+        Args:
+            as_of: As for `snapshot`.
+            exclude_columns: Columns to leave out.
+            keep: For how long at most a pin keeps the exported parts from cleanup. The pin ends earlier once the next
+                export has come and the grace period is over. None sets no limit.
+            dry_run: Return the report, and write nothing.
+
+        Raises:
+            UnsupportedType, InvalidPartitionValue, UnknownColumn: Iceberg cannot hold a column, which the message
+                names. Nothing was written.
+            UncoordinatedMaintenance: Another program wrote metadata there.
+            SnapshotExpired: Cleanup has deleted parts of that time.
+            CommitConflict, CommitTimedOut: The export was not published. `pin` lists further errors.
+            StoreUnavailable: The export may have been published. It can be repeated safely.
+
+        Example:
+            >>> table.export_iceberg().metadata
+        """
+        return export_iceberg(
             self._handle,
             as_of_ms(as_of),
             exclude_columns=exclude_columns,

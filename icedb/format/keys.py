@@ -12,6 +12,7 @@ and distinct, and so that DuckDB, Spark and Hive read the same value back.
     probe         <prefix>/_claims/probe.json
     spec          <prefix>/_table.json
     Delta log     <prefix>/_delta_log/<version, 20 digits>.json, .checkpoint.parquet
+    Iceberg       <prefix>/metadata/<version>-<uuid>.metadata.json, [snap-]<version>-<digest>.avro
 
 Log and claims may be in another store than parts and spec, under a prefix of their own.
 """
@@ -126,6 +127,11 @@ class Keys:
     def delta_prefix(self) -> str:
         """The prefix of an exported Delta log, with a slash at the end."""
         return self._under("_delta_log/")
+
+    @property
+    def iceberg_prefix(self) -> str:
+        """The prefix of exported Iceberg metadata, with a slash at the end."""
+        return self._under("metadata/")
 
     def log_file(self, t_ms: int, *, merged: bool, writer: str) -> str:
         """Return the key of a log file; `merged` if it carries tombstones."""

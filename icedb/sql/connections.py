@@ -117,12 +117,14 @@ def disk_full(table: str) -> OSError:
     )
 
 
-def copy_statement(query: str, path: Path, spec: TableSpec, *, level: int | None = None) -> str:
+def copy_statement(query: str, path: Path, spec: TableSpec, *, field_ids: str, level: int | None = None) -> str:
     """Return SQL that writes a query's rows as one Parquet file with the settings of the table.
 
-    `level` is the zstd level, if that is the table's compression.
+    `field_ids` is the SQL of the columns' ids. `level` is the zstd level, if that is the table's compression.
     """
-    options = f"FORMAT parquet, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}"
+    options = (
+        f"FORMAT parquet, FIELD_IDS {field_ids}, COMPRESSION {spec.compression}, ROW_GROUP_SIZE {spec.row_group_rows}"
+    )
     options += f", COMPRESSION_LEVEL {level}" if level is not None and spec.compression == "zstd" else ""
     return f"COPY ({query}) TO {quote_text(str(path))} ({options})"
 

@@ -30,6 +30,7 @@ FOLDERS = [
     "icedb.writer",
     "icedb.transaction",
     "icedb.reader",
+    "icedb.reader.iceberg",
     "icedb.operations",
     "icedb.operations.commits",
     "icedb.operations.write",

@@ -17,7 +17,7 @@ PUBLIC = {
         "icedb": """
             Acknowledged Aggregating BufferStats BufferedWriter Changes CleanupReport Commit CommitInfo
             CompressionCodec Dedup DeleteReport DeltaReport Diff DropReport FileMarker FileMarkerFromJSON
-            IceDBError IceDBv3 IceLogIO ImportReport LogMetadata LogMetadataFromJSON LogTombstone
+            IceDBError IceDBv3 IceLogIO IcebergReport ImportReport LogMetadata LogMetadataFromJSON LogTombstone
             LogTombstoneFromJSON MergeReport NoLogFilesException OrphansReport ParquetExportReport Part Pin
             Problem QueryResult Recommendation RepairReport Replacing RestoreReport RewriteReport S3Client
             Schema SchemaConflictException Snapshot SpecRepairReport Table TableHealth Thresholds

@@ -1,4 +1,4 @@
-"""The verb `export`: a Delta table or plain Parquet, for programs that do not read IceDB."""
+"""The verb `export`: a Delta table, an Iceberg table or plain Parquet, for programs that do not read IceDB."""
 
 from datetime import timedelta
 from typing import Annotated, Any
@@ -18,6 +18,9 @@ def export(
     delta: Annotated[
         bool, typer.Option("--delta", help="Write a Delta log at the same address, without copying data.")
     ] = False,
+    iceberg: Annotated[
+        bool, typer.Option("--iceberg", help="Write Iceberg metadata at the same address, without copying data.")
+    ] = False,
     parquet: Annotated[
         str | None,
         typer.Option("--parquet", metavar="TARGET", help="Write plain Parquet to a folder or s3://bucket/prefix."),
@@ -26,11 +29,14 @@ def export(
     exclude_columns: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude-column", metavar="COLUMN", help="With --delta: leave out this column. May be repeated."
+            "--exclude-column",
+            metavar="COLUMN",
+            help="With --delta or --iceberg: leave out this column. May be repeated.",
         ),
     ] = None,
     keep: Annotated[
-        int | None, duration("--keep", "With --delta: keep exported parts from cleanup for this time.", default="7d")
+        int | None,
+        duration("--keep", "With --delta or --iceberg: keep exported parts from cleanup for this time.", default="7d"),
     ] = None,
     where: Annotated[
         str | None,
@@ -44,17 +50,18 @@ def export(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Export the table as Delta Lake or as plain Parquet, for programs that do not read IceDB."""
-    if delta == (parquet is not None):
-        raise typer.BadParameter("Pass either --delta or --parquet TARGET.")
-    if delta and (where is not None or overwrite):
+    """Export the table as Delta Lake, as Iceberg or as plain Parquet, for programs that do not read IceDB."""
+    if [delta, iceberg, parquet is not None].count(True) != 1:
+        raise typer.BadParameter("Pass one of --delta, --iceberg and --parquet TARGET.")
+    if parquet is None and (where is not None or overwrite):
         raise typer.BadParameter("--where and --overwrite require --parquet.")
     if parquet is not None and (exclude_columns or keep is not None):
-        raise typer.BadParameter("--exclude-column and --keep require --delta.")
+        raise typer.BadParameter("--exclude-column and --keep require --delta or --iceberg.")
     table = connection.open(uri)
     if parquet is None:
         kept = {} if keep is None else {"keep": timedelta(milliseconds=keep)}
-        show(table.export_delta(as_of=as_of, exclude_columns=exclude_columns or (), dry_run=dry_run, **kept), json=json)
+        publish = table.export_delta if delta else table.export_iceberg
+        show(publish(as_of=as_of, exclude_columns=exclude_columns or (), dry_run=dry_run, **kept), json=json)
         return
     target = parquet
 

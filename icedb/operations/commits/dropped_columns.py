@@ -15,7 +15,7 @@ import msgspec
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, all_columns, altered_spec
-from icedb.reader.part_columns import parts_with_columns
+from icedb.reader.part_footers import parts_with_columns
 from icedb.sql.partition_expressions import partition_expressions
 from icedb.sql.types import ROW_ID, check_columns
 from icedb.transaction.table_handle import Handle

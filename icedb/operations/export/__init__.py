@@ -1,4 +1,5 @@
-"""Exports for programs that cannot read the log: a Delta log over the same parts, or a folder of plain Parquet.
+"""Exports for programs that cannot read the log: a Delta log or Iceberg metadata over the same parts, or plain
+Parquet.
 
-May import `operations.retention`. Begin with `delta` or `parquet`.
+May import `operations.retention`. Begin with `delta`, `iceberg` or `parquet`.
 """

@@ -5,15 +5,11 @@
     publish    put the next version, create-only, with the difference; plan again if it exists
     tidy       remove needless pins, add a checkpoint, delete old versions
 
-A version's pin is put before the version, so an export that dies may leave a needless pin but never lacks one. The name
-of a pin contains its version. The pin of an older version is removed once that version has been superseded for the
-grace period. Of two pins of one version the one that expires first is removed, so that two exports never remove each
-other's.
+`export_pins` states when pins are put and removed.
 """
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,37 +17,33 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from icedb.errors import CommitConflict, CommitTimedOut, InvalidOption, StoreUnavailable
+from icedb.errors import CommitConflict, StoreUnavailable
 from icedb.format.timing import DAY_MS
 from icedb.operations.export.delta_log import (
     ENGINE,
     Action,
     DeltaCommitInfo,
-    DeltaLog,
     checkpoint_key,
     encoded,
     version_key,
     write_checkpoint,
 )
 from icedb.operations.export.delta_plan import DeltaPlan, plan_export
-from icedb.operations.retention.pins import pin, unpin
+from icedb.operations.export.export_pins import KEEP, ExportPins, check_keep
 from icedb.storage.obstore_store import ObjectExists
 from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import temporary_folder
 
-__all__ = ["KEEP", "DeltaReport", "export_delta"]
+__all__ = ["DeltaReport", "export_delta"]
 
-#: The time for which the parts of an export are kept, unless another export follows.
-KEEP = timedelta(days=7)
 ATTEMPTS_MAX = 20
 # The most versions, and bytes of them, that a reader opens beside a checkpoint.
 VERSIONS_PER_CHECKPOINT = 10
 BYTES_PER_CHECKPOINT = 16 * 1024 * 1024
 # Versions before a checkpoint of this age are deleted.
 RETENTION_MS = 7 * DAY_MS
-_PIN = re.compile(r"delta-export-(\d+)-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +79,18 @@ def export_delta(
     dry_run: bool = False,
 ) -> DeltaReport:
     """Publish the difference to the last export as a Delta version; see `Table.export_delta`."""
-    if keep is not None and keep <= timedelta(0):
-        raise InvalidOption(f"{handle.table}: keep is {keep}; give a timedelta above 0, or None.")
+    check_keep(handle, keep)
+    pins = ExportPins(handle, "delta")
     for _ in range(ATTEMPTS_MAX):
         with temporary_folder("delta") as folder:
             plan = plan_export(handle, as_of_ms, exclude_columns, folder)
             if dry_run:
                 return _report(plan, dry_run=True)
-            kept = _pin(handle, plan, keep)
-            if not plan.differs or _publish(handle, plan, kept):
-                _tidy(handle, plan, kept, folder)
+            kept = pins.add(plan.version, plan.pin_ms, keep)
+            if not plan.differs or _publish(handle, plan, kept, pins):
+                _tidy(handle, plan, kept, pins, folder)
                 return _report(plan, kept=kept)
-        unpin(handle, kept.name)
+        pins.remove([kept])
     raise CommitConflict(
         f"{handle.table}: the export lost {ATTEMPTS_MAX} conflicts to other exports. Nothing was exported. Run one "
         "export at a time."
@@ -125,16 +117,9 @@ def _report(plan: DeltaPlan, *, kept: Pin | None = None, dry_run: bool = False) 
 # ------------------------------------------------------------------------------------------------ publish
 
 
-def _pin(handle: Handle, plan: DeltaPlan, keep: timedelta | None) -> Pin:
-    """Pin the snapshot. Raises the errors of `pin`, such as SnapshotExpired."""
-    name = f"delta-export-{plan.version}-{handle.clock.new_id()[:12]}"
-    return pin(handle, name, plan.pin_ms, expires=keep)
-
-
-def _publish(handle: Handle, plan: DeltaPlan, kept: Pin) -> bool:
+def _publish(handle: Handle, plan: DeltaPlan, kept: Pin, pins: ExportPins) -> bool:
     """Put the next version, and return False if it exists. Raises CommitTimedOut, StoreUnavailable."""
-    if kept.expired(handle.clock.now_ms()):
-        raise CommitTimedOut(f"{handle.table}: the export took longer than keep. Nothing was exported. Retry it.")
+    pins.check_in_force(kept)
     info = DeltaCommitInfo(
         timestamp=handle.clock.now_ms(),
         operation=plan.operation,
@@ -173,11 +158,10 @@ def _publish(handle: Handle, plan: DeltaPlan, kept: Pin) -> bool:
 # ------------------------------------------------------------------------------------------------ tidy
 
 
-def _tidy(handle: Handle, plan: DeltaPlan, kept: Pin, folder: Path) -> None:
+def _tidy(handle: Handle, plan: DeltaPlan, kept: Pin, pins: ExportPins, folder: Path) -> None:
     log = plan.log
-    for other in read_pins(handle):
-        if _is_needless(handle, log, other, kept):
-            unpin(handle, other.name)
+    existing = read_pins(handle)
+    pins.remove(pins.superseded(existing, log.versions_ms) + pins.surplus(existing, kept))
     many_versions = log.version - log.checkpoint >= VERSIONS_PER_CHECKPOINT
     if many_versions or log.bytes_since_checkpoint >= BYTES_PER_CHECKPOINT:
         path = folder / "checkpoint.parquet"
@@ -191,18 +175,3 @@ def _tidy(handle: Handle, plan: DeltaPlan, kept: Pin, folder: Path) -> None:
         # A `_last_checkpoint` of a Delta program may name a deleted checkpoint.
         last = f"{handle.keys.delta_prefix}_last_checkpoint"
         handle.store.delete([last, *old, *(checkpoint_key(handle, v) for v in log.checkpoints_ms if v < base)])
-
-
-def _is_needless(handle: Handle, log: DeltaLog, other: Pin, kept: Pin) -> bool:
-    match = _PIN.fullmatch(other.name)
-    if match is None or other.name == kept.name:
-        return False
-    version = int(match[1])
-    if version >= log.version:
-        return version == log.version and _rank(other) < _rank(kept)
-    superseded_ms = log.versions_ms.get(version + 1, 0)  # 0: the version was deleted
-    return superseded_ms + handle.timing.grace_ms + handle.timing.max_skew_ms <= handle.clock.now_ms()
-
-
-def _rank(of: Pin) -> tuple[bool, int, str]:
-    return of.expires_ms is None, of.expires_ms or 0, of.name

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from icedb.errors import InvalidOption, UnknownColumn
 from icedb.operations.export.delta_log import (
     WRITER_FEATURE,
     Add,
@@ -22,9 +21,9 @@ from icedb.operations.export.delta_log import (
 from icedb.operations.export.delta_partitions import partition_values
 from icedb.operations.export.delta_statistics import delta_statistics
 from icedb.operations.export.delta_types import NO_ZONE, delta_schema
+from icedb.operations.export.exported_snapshot import exported_columns, exported_snapshot
 from icedb.operations.export.rearranged import rearranged
-from icedb.reader.snapshot import Snapshot, take_snapshot
-from icedb.reader.time_bounds import newest_ms
+from icedb.reader.snapshot import Snapshot
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
@@ -71,8 +70,8 @@ def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[
     `take_snapshot` do.
     """
     log = read_delta_log(handle, folder)
-    snapshot, pin_ms = _snapshot(handle, as_of_ms)
-    columns, partitions = _columns(snapshot, exclude_columns)
+    snapshot, pin_ms = exported_snapshot(handle, as_of_ms)
+    columns, partitions = exported_columns(snapshot, exclude_columns)
     schema = delta_schema(columns, partitions, table=handle.table)
     meta_data = _meta_data(handle, log, schema, list(partitions))
     same_partitions = log.meta_data is not None and log.meta_data.partition_columns == list(partitions)
@@ -90,41 +89,6 @@ def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[
         adds=_adds(snapshot, new, columns, partitions, unchanged=unchanged),
         removes=[_remove(add, handle.clock.now_ms(), data_change=path not in unchanged) for path, add in gone.items()],
     )
-
-
-def _snapshot(handle: Handle, as_of_ms: int | None) -> tuple[Snapshot, int | None]:
-    """Return the snapshot to export, and the time to pin: that of the newest commit.
-
-    A commit that supersedes the parts has a later time than that, by any clock, but perhaps not later than now.
-    """
-    if as_of_ms is not None:
-        return take_snapshot(handle, as_of_ms), as_of_ms
-    now_ms = handle.clock.now_ms()
-    state = handle.read()
-    pin_ms = newest_ms(handle, state, now_ms) or None
-    if (pin_ms or 0) == state.newest_ms:
-        return take_snapshot(handle, pin_ms), pin_ms
-    # A commit of a clock far ahead can neither be pinned nor superseded before its time.
-    return take_snapshot(handle), pin_ms
-
-
-def _columns(snapshot: Snapshot, exclude_columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the columns in the parts and those that are only in paths, without `exclude_columns`."""
-    if isinstance(exclude_columns, str):
-        raise InvalidOption(f"{snapshot.table}: exclude_columns is a text; give a list of columns.")
-    partitions = snapshot.visible_partitions
-    if unknown := [c for c in exclude_columns if c not in snapshot.schema and c not in partitions]:
-        raise UnknownColumn(
-            f"{snapshot.table}: exclude_columns names {unknown}; the table has {[*snapshot.schema, *partitions]}."
-        )
-    columns = {c: t for c, t in snapshot.schema.items() if c not in exclude_columns}
-    partitions = {c: t for c, t in partitions.items() if c not in exclude_columns}
-    if not columns:
-        raise InvalidOption(
-            f"{snapshot.table}: there is no column to export. Insert rows or declare columns first, and do not exclude "
-            "all of them."
-        )
-    return columns, partitions
 
 
 def _protocol(log: DeltaLog, schema: str) -> Protocol | None:

@@ -22,7 +22,7 @@ from icedb.errors import IceDBError, InvariantViolated
 from icedb.format.keys import encode_partition
 from icedb.format.records import total_rows
 from icedb.operations.export.targets import ExportTarget, open_target
-from icedb.reader.part_columns import parts_with_columns
+from icedb.reader.part_footers import parts_with_columns
 from icedb.reader.scan_sql import relation, translate_read_error
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of

@@ -149,7 +149,7 @@ def _inspect(handle: Handle) -> _Inspection:
         # Parts were deleted or published since. A part that was not listed before is too young to be an orphan.
         stored = {i.key: i for i in handle.store.list(keys.data_prefix)}
         unnamed = _unnamed(handle, stored, claims, log, now_ms)
-    ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix, keys.delta_prefix)
+    ours = (keys.data_prefix, keys.log_prefix, keys.claims_prefix, keys.delta_prefix, keys.iceberg_prefix)
     outside = [i.key for i in objects if i.key != keys.spec and not i.key.startswith(ours)]
     nested = foreign_roots(outside, keys)  # tables at nested addresses, such as `events/daily` below `events`
     outside = [key for key in outside if not is_below(key, nested)]

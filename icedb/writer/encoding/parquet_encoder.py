@@ -2,8 +2,9 @@
 
 Every part is encoded here: those of inserts, Spark tasks, merges, rewrites and exports. A small file is encoded into
 memory, and a large one into a local file; both are hashed while they are written. Files have the names of the columns
-by which their rows are sorted, and a page index if a column has several pages. Columns with NaN have no minimum and
-maximum: those of Parquet omit NaN, so that DuckDB, in which NaN is the greatest number, would skip rows.
+by which their rows are sorted, Iceberg's field ids, and a page index if a column has several pages. Columns with NaN
+have no minimum and maximum: those of Parquet omit NaN, so that DuckDB, in which NaN is the greatest number, would skip
+rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from icedb.format.table_spec import TableSpec
+from icedb.writer.encoding.arrow_field_ids import with_field_ids
 from icedb.writer.encoding.bloom_filters import filter_options
 from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, Plans, leaf_columns, plan_encodings
 
@@ -106,7 +108,7 @@ def _write(target: Any, tables: Iterable[pa.Table], options: Mapping[str, Any], 
     writer = None
     for table in tables:
         if writer is None:
-            writer = pq.ParquetWriter(target, table.schema, **options)
+            writer = pq.ParquetWriter(target, with_field_ids(table.schema), **options)
         writer.write_table(table, row_group_size=row_group_rows)
         rows += table.num_rows
     if writer is not None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from icedb.sql.column_stats import encode_statistics, figures_sql
 from icedb.sql.connections import ROWS_PER_BATCH, copy_statement, read_file
+from icedb.sql.field_ids import field_ids_sql
 from icedb.writer.encoding.arrow_types import arrow_schema
 from icedb.writer.encoding.parquet_encoder import (
     EncodedFile,
@@ -70,7 +71,7 @@ def write_query(
     """
     schema = arrow_schema(columns)
     if schema is None:
-        return _copy_query(con, query, settings, statistics, path)
+        return _copy_query(con, query, columns, settings, statistics, path)
     reader = con.execute(query).to_arrow_reader(ROWS_PER_BATCH)
     # A file without rows has the columns, too.
     tables = chain(
@@ -80,9 +81,15 @@ def write_query(
 
 
 def _copy_query(
-    con: duckdb.DuckDBPyConnection, query: str, settings: ParquetSettings, statistics: Mapping[str, str], path: Path
+    con: duckdb.DuckDBPyConnection,
+    query: str,
+    columns: Mapping[str, str],
+    settings: ParquetSettings,
+    statistics: Mapping[str, str],
+    path: Path,
 ) -> EncodedPart:
-    [(rows,)] = con.execute(copy_statement(query, path, settings.spec, level=settings.level)).fetchall()
+    ids = field_ids_sql(columns)
+    [(rows,)] = con.execute(copy_statement(query, path, settings.spec, field_ids=ids, level=settings.level)).fetchall()
     bounds = PartBounds(statistics, rows=int(rows), stats=encode_statistics({}, [], 0))
     if statistics:
         [(figures,)] = con.execute(f"SELECT {figures_sql(statistics)} FROM {read_file(path)}").fetchall()

@@ -21,7 +21,7 @@ from icedb.errors import (
     SchemaConflict,
     UnknownColumn,
 )
-from icedb.reader.part_columns import parts_with_columns
+from icedb.reader.part_footers import parts_with_columns
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
 from tests.support.object_stores.interruptions import act_before
 from tests.support.object_stores.stores import Place

@@ -1,11 +1,13 @@
-"""The columns that parts (data files) contain, by their Parquet footers.
+"""Facts in the Parquet footers of parts (data files) that the log does not have.
 
-The log records the columns of the table, but not those of each part. A part may contain a column that was dropped.
+The log records the columns of the table, but not those of each part: a part may contain a column that was dropped. For
+parts that other programs wrote, it has no row counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import duckdb
 
@@ -15,7 +17,7 @@ from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
 
-__all__ = ["parts_with_columns"]
+__all__ = ["part_rows", "parts_with_columns"]
 
 # DuckDB reads the footers of one query in parallel.
 FOOTERS_AT_ONCE = 1000
@@ -28,21 +30,36 @@ def parts_with_columns(handle: Handle, parts: Sequence[Part], columns: Collectio
     """
     if not parts or not columns:
         return []
-    keys: set[str] = set()
     # Chunks of a nested column have the path `column, field`.
     conditions = " OR ".join(
         f"lower(path_in_schema) = {text} OR starts_with(lower(path_in_schema), {text} || ', ')"
         for text in (f"lower({quote_text(column)})" for column in columns)
     )
+    rows = _footers(handle, parts, f"SELECT DISTINCT file_name FROM parquet_metadata({{}}) WHERE {conditions}")
+    keys = {key for key, *_ in rows}
+    return [part for part in parts if part.key in keys]
+
+
+def part_rows(handle: Handle, parts: Sequence[Part]) -> dict[str, int]:
+    """Return the row count of each part by its key. Each footer is read.
+
+    Raises MissingPart, SnapshotExpired and the store's errors.
+    """
+    return dict(_footers(handle, parts, "SELECT file_name, num_rows FROM parquet_file_metadata({})"))
+
+
+def _footers(handle: Handle, parts: Sequence[Part], query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query over the footers of parts, with the key of the part as their first value."""
+    if not parts:
+        return
     with connect_reader(handle.location) as con, progress("reading footers", len(parts), "parts") as advance:
         for first in range(0, len(parts), FOOTERS_AT_ONCE):
             some = parts[first : first + FOOTERS_AT_ONCE]
             key_of = dict(zip(handle.part_paths.readable(some), (p.key for p in some), strict=True))
             paths = ", ".join(map(quote_text, key_of))
-            query = f"SELECT DISTINCT file_name FROM parquet_metadata([{paths}]) WHERE {conditions}"
             try:
-                keys.update(key_of[str(path)] for (path,) in con.execute(query).fetchall())
+                rows = con.execute(query.format(f"[{paths}]")).fetchall()
             except duckdb.Error as error:
                 raise translate_read_error(handle, parts, error, as_of_ms=handle.clock.now_ms()) from None
+            yield from ((key_of[str(path)], *others) for path, *others in rows)
             advance(len(some))
-    return [part for part in parts if part.key in keys]

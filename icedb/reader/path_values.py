@@ -1,0 +1,73 @@
+"""The values of partition columns for each part (data file), for formats that record one value for each file.
+
+They come from the paths of parts. The path of a part of an older partitioning lacks some of them. These come from its
+rows, if all rows have the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from icedb.errors import InvalidPartitionValue
+from icedb.format.keys import decode_partition
+from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
+from icedb.reader.snapshot import Snapshot
+from icedb.sql.connections import connect_reader, quote_name
+from icedb.storage.parts import Part
+
+__all__ = ["PathValues", "path_values"]
+
+#: A part's partition columns and their values as text.
+PathValues = Mapping[str, str | None]
+_EXAMPLES = 3
+
+
+def path_values(snapshot: Snapshot, parts: Sequence[Part], columns: Sequence[str]) -> list[PathValues]:
+    """Return the values of each part, in order, for these partition columns.
+
+    Parts whose paths lack a column are opened.
+    Raises InvalidPartitionValue, the store's errors, SnapshotExpired and MissingPart.
+    """
+    if not columns:
+        return [{} for _ in parts]
+    by_path: dict[str, PathValues] = {}
+    parts_to_open: list[Part] = []
+    for part in parts:
+        if part.partition not in by_path:
+            values = decode_partition(part.partition)
+            if values.keys() >= set(columns):
+                by_path[part.partition] = {c: values[c] for c in columns}
+            else:
+                parts_to_open.append(part)
+    by_key = _from_rows(snapshot, parts_to_open, columns) if parts_to_open else {}
+    return [by_key.get(p.key) or by_path[p.partition] for p in parts]
+
+
+def _from_rows(snapshot: Snapshot, parts: Sequence[Part], columns: Sequence[str]) -> dict[str, PathValues]:
+    """Return the values that all rows of a part share, by the part's key."""
+    handle = snapshot.handle
+    rows = relation(
+        handle, parts, snapshot.schema, snapshot.partition_schema, expressions=snapshot.expressions, with_file=True
+    )
+    texts = ", ".join(f"CAST({quote_name(c)} AS VARCHAR) AS {quote_name(c)}" for c in columns)
+    by_path: dict[str, list[tuple[str | None, ...]]] = {}
+    with translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms), connect_reader(handle.location) as con:
+        path_values = con.execute(f"SELECT DISTINCT {FILE_COLUMN}, {texts} FROM ({rows})").fetchall()
+    for path, *values in path_values:
+        by_path.setdefault(str(path), []).append(tuple(values))
+    of_parts = {p: by_path.get(path, []) for p, path in zip(parts, handle.part_paths.readable(parts), strict=True)}
+    if mixed := [p.key for p, values in of_parts.items() if len(values) > 1]:
+        mixed_columns = [
+            c for n, c in enumerate(columns) if any(len({v[n] for v in vs}) > 1 for vs in of_parts.values())
+        ]
+        raise InvalidPartitionValue(
+            f"{snapshot.table}: {len(mixed)} parts have rows with several values of the partition columns "
+            f"{mixed_columns} ({_examples(mixed)}). They were written under another partitioning, and exported "
+            "files have one value each. Nothing was exported. Name the column in exclude_columns to export without it, "
+            "or write those rows again: overwrite with a query's result."
+        )
+    return {p.key: dict(zip(columns, values[0], strict=True)) for p, values in of_parts.items()}
+
+
+def _examples(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:_EXAMPLES]) + (", ..." if len(keys) > _EXAMPLES else "")
