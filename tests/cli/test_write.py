@@ -254,14 +254,22 @@ def test_a_table_is_exported_as_delta(table: Table) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "either --delta or --parquet"),
-        (["--delta", "--parquet", "out"], "either --delta or --parquet"),
-        (["--delta", "--where", "n > 0"], "require --parquet"),
+        ([], "one of --delta, --iceberg and"),
+        (["--delta", "--parquet", "out"], "one of --delta, --iceberg and"),
+        (["--delta", "--iceberg"], "one of --delta, --iceberg and"),
+        (["--iceberg", "--where", "n > 0"], "require --parquet"),
         (["--parquet", "out", "--keep", "1d"], "require --delta"),
     ],
 )
 def test_an_export_has_one_format(table: Table, flags: list[str], message: str) -> None:
     assert message in error_of("export", table.uri, *flags)
+
+
+def test_an_export_to_iceberg_prints_the_address_of_its_document(table: Table) -> None:
+    report = run_json("export", table.uri, "--iceberg", "--keep", "1d")
+    assert report["published"]
+    assert Path(report["metadata"]).exists()
+    assert run_json("export", table.uri, "--iceberg", "--dry-run")["metadata"] == report["metadata"]
 
 
 # ------------------------------------------------------------------------------------------------ pins
