@@ -540,9 +540,9 @@ MUTANTS = (
     ),
     Mutant(
         "an export is published without its pin",
-        "icedb/operations/export/delta.py",
-        "            kept = pins.add(plan.version, plan.pin_ms, keep)\n",
-        "            kept = pins.add(plan.version, plan.pin_ms, keep)\n            pins.remove([kept])\n",
+        "icedb/operations/export/export_pins.py",
+        "        kept = pins.add(plan.version, plan.pin_ms, keep)\n",
+        "        kept = pins.add(plan.version, plan.pin_ms, keep)\n        pins.remove([kept])\n",
         (DELTA,),
         "test_every_change_of_a_table_is_exported",
     ),

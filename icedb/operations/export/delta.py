@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from icedb.errors import CommitConflict, StoreUnavailable
 from icedb.format.timing import DAY_MS
 from icedb.operations.export.delta_log import (
     ENGINE,
@@ -29,16 +28,14 @@ from icedb.operations.export.delta_log import (
     write_checkpoint,
 )
 from icedb.operations.export.delta_plan import DeltaPlan, plan_export
-from icedb.operations.export.export_pins import KEEP, ExportPins, check_keep
+from icedb.operations.export.export_pins import KEEP, ExportPins, check_keep, publish_pinned, put_exported
 from icedb.storage.obstore_store import ObjectExists
-from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["DeltaReport", "export_delta"]
 
-ATTEMPTS_MAX = 20
 # The most versions, and bytes of them, that a reader opens beside a checkpoint.
 VERSIONS_PER_CHECKPOINT = 10
 BYTES_PER_CHECKPOINT = 16 * 1024 * 1024
@@ -81,20 +78,16 @@ def export_delta(
     """Publish the difference to the last export as a Delta version; see `Table.export_delta`."""
     check_keep(handle, keep)
     pins = ExportPins(handle, "delta")
-    for _ in range(ATTEMPTS_MAX):
-        with temporary_folder("delta") as folder:
-            plan = plan_export(handle, as_of_ms, exclude_columns, folder)
-            if dry_run:
-                return _report(plan, dry_run=True)
-            kept = pins.add(plan.version, plan.pin_ms, keep)
-            if not plan.differs or _publish(handle, plan, kept, pins):
-                _tidy(handle, plan, kept, pins, folder)
-                return _report(plan, kept=kept)
-        pins.remove([kept])
-    raise CommitConflict(
-        f"{handle.table}: the export lost {ATTEMPTS_MAX} conflicts to other exports. Nothing was exported. Run one "
-        "export at a time."
-    )
+    with temporary_folder("delta") as folder:
+
+        def plan_version() -> DeltaPlan:
+            return plan_export(handle, as_of_ms, exclude_columns, folder)
+
+        if dry_run:
+            return _report(plan_version(), dry_run=True)
+        plan, kept = publish_pinned(pins, keep, plan_version, lambda plan, kept: _publish(handle, plan, kept, pins))
+        _tidy(handle, plan, kept, pins, folder)
+    return _report(plan, kept=kept)
 
 
 def _report(plan: DeltaPlan, *, kept: Pin | None = None, dry_run: bool = False) -> DeltaReport:
@@ -139,13 +132,8 @@ def _publish(handle: Handle, plan: DeltaPlan, kept: Pin, pins: ExportPins) -> bo
     ]
     body = b"".join(encoded(actions))
     key = version_key(handle, plan.version)
-    match put_if_absent(handle.store, key, body):
-        case PutOutcome.CONFLICT:
-            return False
-        case PutOutcome.NOT_FOUND:
-            raise StoreUnavailable(
-                f"{handle.table}: the store did not respond, and '{key}' does not exist. Retry the export."
-            )
+    if not put_exported(handle, key, body):
+        return False
     log = plan.log
     log.version = plan.version
     log.bytes_since_checkpoint += len(body)

@@ -1,4 +1,4 @@
-"""The pins (tags) that keep the parts (data files) of exports which share them.
+"""The publication of exports that share the parts (data files) of a table, and the pins (tags) that keep these parts.
 
 A version's pin is put before the version, so an export that dies may leave a needless pin but never lacks one. The name
 of a pin contains its version. The pin of an older version is removed once that version has been superseded for the
@@ -9,19 +9,22 @@ other's.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol, TypeVar
 
-from icedb.errors import CommitTimedOut, InvalidOption
+from icedb.errors import CommitConflict, CommitTimedOut, InvalidOption, StoreUnavailable
 from icedb.operations.retention.pins import pin, unpin
+from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.pin_objects import Pin
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["KEEP", "ExportPins", "check_keep", "is_export_pin"]
+__all__ = ["KEEP", "ExportPins", "check_keep", "is_export_pin", "publish_pinned", "put_exported"]
 
 #: The time for which the parts of an export are kept, unless another export follows.
 KEEP = timedelta(days=7)
+ATTEMPTS_MAX = 20
 _NAME = re.compile(r"(?P<kind>delta|iceberg)-export-(?P<version>\d+)-[0-9a-f]{12}")
 
 
@@ -88,3 +91,52 @@ class ExportPins:
 
 def _rank(of: Pin) -> tuple[bool, int, str]:
     return of.expires_ms is None, of.expires_ms or 0, of.name
+
+
+class _VersionPlan(Protocol):
+    """The plan of an export."""
+
+    @property
+    def differs(self) -> bool:
+        """True if there is anything to publish."""
+
+    @property
+    def version(self) -> int:
+        """The next version, or the newest if nothing differs."""
+
+    @property
+    def pin_ms(self) -> int | None:
+        """The time to pin. None: the time of the newest commit."""
+
+
+_Plan = TypeVar("_Plan", bound=_VersionPlan)
+
+
+def publish_pinned(
+    pins: ExportPins, keep: timedelta | None, plan_version: Callable[[], _Plan], publish: Callable[[_Plan, Pin], bool]
+) -> tuple[_Plan, Pin]:
+    """Plan, pin and publish a version; plan again if another export published it first.
+
+    `publish` returns whether it published the version. It is not called if nothing differs: then only the pin is new.
+    Returns the plan and its pin. Raises CommitConflict, and as `plan_version`, `publish` and `ExportPins.add` do.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        plan = plan_version()
+        kept = pins.add(plan.version, plan.pin_ms, keep)
+        if not plan.differs or publish(plan, kept):
+            return plan, kept
+        pins.remove([kept])
+    raise CommitConflict(
+        f"{pins.handle.table}: the export lost {ATTEMPTS_MAX} conflicts to other exports. Nothing was exported. Run "
+        "one export at a time."
+    )
+
+
+def put_exported(handle: Handle, key: str, body: bytes) -> bool:
+    """Put an object of an export, and return False if another process has put one. Raises StoreUnavailable."""
+    outcome = put_if_absent(handle.store, key, body)
+    if outcome is PutOutcome.NOT_FOUND:
+        raise StoreUnavailable(
+            f"{handle.table}: the store did not respond, and '{key}' does not exist. Retry the export."
+        )
+    return outcome is not PutOutcome.CONFLICT

@@ -12,23 +12,22 @@ after the next export.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
 
-from icedb.errors import CommitConflict, StoreUnavailable
 from icedb.format.timing import DAY_MS
-from icedb.operations.export.export_pins import KEEP, ExportPins, check_keep
+from icedb.operations.export.export_pins import KEEP, ExportPins, check_keep, publish_pinned, put_exported
 from icedb.operations.export.iceberg_folder import address_of, document_key, read_document, referenced
 from icedb.operations.export.iceberg_plan import IcebergPlan, plan_export
-from icedb.transaction.append import PutOutcome, put_if_absent
+from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["IcebergReport", "export_iceberg"]
 
-ATTEMPTS_MAX = 20
 # Documents that were superseded for this time are deleted, with their manifests.
 RETENTION_MS = 7 * DAY_MS
 
@@ -70,24 +69,19 @@ def export_iceberg(
     """Publish a snapshot as the next version of the Iceberg table; see `Table.export_iceberg`."""
     check_keep(handle, keep)
     pins = ExportPins(handle, "iceberg")
-    for _ in range(ATTEMPTS_MAX):
-        plan = plan_export(handle, as_of_ms, exclude_columns, pins)
-        if dry_run:
-            return _report(handle, plan, dry_run=True)
-        kept = pins.add(plan.version, plan.pin_ms, keep)
-        if not plan.differs or _publish(handle, plan, kept, pins):
-            _tidy(handle, plan, kept, pins)
-            return _report(handle, plan, kept=kept)
-        pins.remove([kept])
-    raise CommitConflict(
-        f"{handle.table}: the export lost {ATTEMPTS_MAX} conflicts to other exports. Nothing was exported. Run one "
-        "export at a time."
-    )
+
+    def plan_version() -> IcebergPlan:
+        return plan_export(handle, as_of_ms, exclude_columns, pins)
+
+    if dry_run:
+        return _report(handle, plan_version(), dry_run=True)
+    plan, kept = publish_pinned(pins, keep, plan_version, lambda plan, kept: _publish(handle, plan, kept, pins))
+    _tidy(handle, plan, kept, pins)
+    return _report(handle, plan, kept=kept)
 
 
 def _report(handle: Handle, plan: IcebergPlan, *, kept: Pin | None = None, dry_run: bool = False) -> IcebergReport:
     version = plan.folder.version
-    entry = plan.document.snapshots[-1]
     return IcebergReport(
         table=plan.snapshot.table,
         as_of_ms=plan.snapshot.as_of_ms,
@@ -95,7 +89,7 @@ def _report(handle: Handle, plan: IcebergPlan, *, kept: Pin | None = None, dry_r
         metadata=address_of(handle, document_key(handle, version)) if version >= 0 else None,
         published=plan.differs and not dry_run,
         parts=len(plan.snapshot.parts),
-        rows=int(entry.summary["total-records"]),
+        rows=plan.rows,
         snapshots=len(plan.document.snapshots),
         manifests=plan.manifests,
         new_files=len(plan.new_files),
@@ -109,24 +103,14 @@ def _report(handle: Handle, plan: IcebergPlan, *, kept: Pin | None = None, dry_r
 def _publish(handle: Handle, plan: IcebergPlan, kept: Pin, pins: ExportPins) -> bool:
     """Put the objects of the next version, and return False if it exists. Raises CommitTimedOut, StoreUnavailable."""
     for key, body in plan.new_files.items():
-        _put(handle, key, body)  # if it exists, another export of this version put the same bytes
+        put_exported(handle, key, body)  # if it exists, another export of this version put the same bytes
     pins.check_in_force(kept)
     key = document_key(handle, plan.version)
-    if not _put(handle, key, msgspec.json.encode(plan.document)):
+    if not put_exported(handle, key, msgspec.json.encode(plan.document)):
         return False
     plan.folder.version = plan.version
     plan.folder.versions_ms[plan.version] = handle.clock.now_ms()
     return True
-
-
-def _put(handle: Handle, key: str, body: bytes) -> bool:
-    """Put an object, and return False if another process has put one. Raises StoreUnavailable."""
-    outcome = put_if_absent(handle.store, key, body)
-    if outcome is PutOutcome.NOT_FOUND:
-        raise StoreUnavailable(
-            f"{handle.table}: the store did not respond, and '{key}' does not exist. Retry the export."
-        )
-    return outcome is not PutOutcome.CONFLICT
 
 
 def _tidy(handle: Handle, plan: IcebergPlan, kept: Pin, pins: ExportPins) -> None:
@@ -136,7 +120,9 @@ def _tidy(handle: Handle, plan: IcebergPlan, kept: Pin, pins: ExportPins) -> Non
     base = max(
         (v for v, stored_ms in versions_ms.items() if stored_ms <= before_ms and v - 1 in versions_ms), default=0
     )
-    if base:
+    if not base:
+        return
+    with suppress(ObjectNotFound):  # another export deleted it, with all that is deleted here
         needed = referenced(read_document(handle, base))
         old = [name for name in plan.folder.avro_files if name.version < base and str(name) not in needed]
         # The documents are deleted last, so that an export that dies before leaves them to the next one.

@@ -96,21 +96,20 @@ def read_folder(handle: Handle) -> MetadataFolder:
             raise _foreign(handle, info.key)
     if folder.versions_ms:
         folder.version = max(folder.versions_ms)
-        folder.newest = read_document(handle, folder.version)
+        try:
+            folder.newest = read_document(handle, folder.version)
+        except ObjectNotFound as error:
+            raise _unreadable(handle, document_key(handle, folder.version), error) from None
     return folder
 
 
 def read_document(handle: Handle, version: int) -> TableMetadata:
-    """Read a version's document. Raises UncoordinatedMaintenance, CorruptLog."""
+    """Read a version's document. Raises UncoordinatedMaintenance, CorruptLog, ObjectNotFound."""
     key = document_key(handle, version)
     try:
         document = _decoder.decode(handle.store.get(key).body)
-    except (ObjectNotFound, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptLog(
-            f"{handle.table}: '{key}' cannot be read: {error}. Move the whole folder 'metadata' away; the next export "
-            "starts a new one.",
-            key=key,
-        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _unreadable(handle, key, error) from None
     if document.properties.get(_TABLE) != handle.spec.id:
         raise _foreign(handle, key)
     return document
@@ -122,6 +121,14 @@ def referenced(document: TableMetadata) -> set[str]:
     for snapshot in document.snapshots:
         names |= {snapshot.manifest_list.rpartition("/")[2], *snapshot.summary.get(MANIFESTS, "").split()}
     return names
+
+
+def _unreadable(handle: Handle, key: str, error: Exception) -> CorruptLog:
+    return CorruptLog(
+        f"{handle.table}: '{key}' cannot be read: {error}. Move the whole folder 'metadata' away; the next export "
+        "starts a new one.",
+        key=key,
+    )
 
 
 def _foreign(handle: Handle, key: str) -> UncoordinatedMaintenance:

@@ -44,7 +44,8 @@ class IcebergPlan:
     document: TableMetadata
     #: Bodies of the Avro files that do not exist, by key. Lists come after their manifests.
     new_files: dict[str, bytes]
-    #: The number of manifests of the snapshot.
+    #: The numbers of rows and manifests of the snapshot.
+    rows: int
     manifests: int
     columns_changed: bool
     #: The pins of earlier exports whose snapshots the document no longer lists.
@@ -90,8 +91,10 @@ def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[
     # The addresses in the documents of a table that was moved are not valid.
     earlier = folder.newest if folder.newest and folder.newest.location == handle.location.uri else None
     superseded = pins.superseded(existing_pins, folder.versions_ms)
-    kept = _kept(earlier, [p for p in existing_pins if pins.version_of(p) is not None and p not in superseded])
-    tagged, tags = _tagged(handle, exclude_columns, existing_pins, earlier, current, files)
+    now_ms = handle.clock.now_ms()
+    in_force = [p for p in existing_pins if not p.expired(now_ms) and p not in superseded]
+    kept = _kept(earlier, [p for p in in_force if pins.version_of(p) is not None])
+    tagged, tags = _tagged(handle, exclude_columns, in_force, earlier, current, files)
     kept += [s for s in (earlier.snapshots if earlier else ()) if s.snapshot_id in tags.values() and s not in kept]
     document = table_metadata(
         current.layout,
@@ -103,7 +106,7 @@ def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[
         table_uuid=table_uuid(handle),
         location=handle.location.uri,
         properties=properties_of(handle),
-        t_ms=handle.clock.now_ms(),
+        t_ms=now_ms,
     )
     return IcebergPlan(
         folder=folder,
@@ -111,6 +114,7 @@ def plan_export(handle: Handle, as_of_ms: int | None, exclude_columns: Sequence[
         pin_ms=pin_ms,
         document=document,
         new_files=files.new,
+        rows=current.rows,
         manifests=current.manifests,
         columns_changed=earlier is None or earlier.current_schema_id != document.current_schema_id,
         superseded_pins=superseded,
@@ -123,6 +127,7 @@ class _Built:
 
     layout: IcebergLayout
     entry: IcebergSnapshot
+    rows: int
     manifests: int
 
 
@@ -153,13 +158,12 @@ class _AvroFiles:
 def _built(snapshot: Snapshot, exclude_columns: Sequence[str], files: _AvroFiles) -> _Built:
     columns, partitions = exported_columns(snapshot, exclude_columns)
     layout = layout_of(snapshot, columns, partitions)
-    parts = snapshot.parts
+    parts = list(snapshot.parts)  # those of a large table are created on each access
     manifests = build_manifests(
         layout,
         parts,
         path_values(snapshot, parts, list(partitions)),
         part_rows(snapshot.handle, [p for p in parts if p.rows is None]),
-        lambda part: part.path,
         table=snapshot.table,
     )
     listed = [(files.add(m.body, is_list=False), m) for m in manifests]
@@ -167,7 +171,7 @@ def _built(snapshot: Snapshot, exclude_columns: Sequence[str], files: _AvroFiles
     entry = snapshot_entry(layout, manifests, address, t_ms=snapshot.as_of_ms, content=snapshot.id, size=snapshot.bytes)
     names = " ".join(path.rpartition("/")[2] for path, _ in listed)
     entry = msgspec.structs.replace(entry, summary={**entry.summary, MANIFESTS: names})
-    return _Built(layout, entry, len(manifests))
+    return _Built(layout, entry, sum(m.rows for m in manifests), len(manifests))
 
 
 def _kept(earlier: TableMetadata | None, pins: Collection[Pin]) -> list[IcebergSnapshot]:
@@ -190,7 +194,7 @@ def _tagged(
     built = {current.entry.timestamp_ms: current}
     tags: dict[str, int] = {}
     for pin in pins:
-        if is_export_pin(pin) or pin.name == MAIN or pin.expired(handle.clock.now_ms()):
+        if is_export_pin(pin) or pin.name == MAIN:
             continue
         if (tagged := existing.get(pin.name)) is not None and tagged.timestamp_ms == pin.as_of_ms:
             tags[pin.name] = tagged.snapshot_id

@@ -50,7 +50,7 @@ class IcebergLayout:
     types: Mapping[str, IcebergType]
     partition_fields: Sequence[PartitionField]
 
-    @property
+    @cached_property
     def fields(self) -> list[dict[str, Any]]:
         """The fields of Iceberg's schema."""
         fields = [_field(field_id(name), name, type_) for name, type_ in self.types.items()]

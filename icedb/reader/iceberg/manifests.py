@@ -8,10 +8,8 @@ that lists it.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -28,7 +26,9 @@ from icedb.reader.iceberg.single_values import (
     parse_values,
     upper_bound,
 )
+from icedb.reader.path_values import PathValues
 from icedb.sql.column_stats import bounds_of
+from icedb.sql.field_ids import field_id
 from icedb.storage.parts import Part
 
 __all__ = ["Manifest", "build_manifests", "manifest_list", "snapshot_id"]
@@ -41,9 +41,6 @@ _PARQUET = avro_text("PARQUET")
 _ID_BITS = 21
 _EXAMPLES = 3
 
-#: The values of a part's partition fields, as texts.
-PartitionValues = Mapping[str, str | None]
-
 
 class PartitionSummary(NamedTuple):
     """The values of one partition field in a manifest, by which readers skip the manifest."""
@@ -52,6 +49,18 @@ class PartitionSummary(NamedTuple):
     has_nan: bool
     low: bytes | None
     high: bytes | None
+
+
+#: The id of a column, the number of its nulls, and its encoded bounds.
+_ColumnBounds = tuple[int, int, bytes | None, bytes | None]
+
+
+class _File(NamedTuple):
+    """A part with the values of its partition fields, and the bounds of its columns."""
+
+    part: Part
+    partition: Sequence[Any]
+    bounds: Sequence[_ColumnBounds]
 
 
 @dataclass(frozen=True)
@@ -66,11 +75,6 @@ class Manifest:
     newest_ms: int
     summaries: tuple[PartitionSummary, ...]
 
-    @cached_property
-    def digest(self) -> str:
-        """The first 32 hexadecimal digits of the SHA-256 of the body."""
-        return hashlib.sha256(self.body).hexdigest()[:32]
-
 
 def snapshot_id(t_ms: int, content: str) -> int:
     """Return the id of the snapshot at a time, with the digest of its parts and schema.
@@ -83,9 +87,8 @@ def snapshot_id(t_ms: int, content: str) -> int:
 def build_manifests(
     layout: IcebergLayout,
     parts: Sequence[Part],
-    values: Sequence[PartitionValues],
+    values: Sequence[PathValues],
     rows: Mapping[str, int],
-    path_of: Callable[[Part], str],
     *,
     table: str,
 ) -> list[Manifest]:
@@ -93,9 +96,14 @@ def build_manifests(
 
     Raises InvalidPartitionValue if a path has a value that is not of the column's type.
     """
-    order = sorted(range(len(parts)), key=lambda n: (parts[n].created_ms, parts[n].key))
     parsed = {f.name: _parsed(f, {v[f.name] for v in values}, table) for f in layout.partition_fields}
-    bounds = list(_bounds(layout, parts))
+    files = sorted(
+        (
+            _File(part, [parsed[f.name][texts[f.name]] for f in layout.partition_fields], of_part)
+            for part, texts, of_part in zip(parts, values, _bounds(layout, parts), strict=True)
+        ),
+        key=lambda file: (file.part.created_ms, file.part.key),
+    )
     schema = _manifest_schema(layout)
     properties = {
         "schema": msgspec.json.encode(layout.schema),
@@ -106,26 +114,21 @@ def build_manifests(
         "content": b"data",
     }
     manifests = []
-    for places in _divided(order, parts):
-        entries = []
-        counts = []
-        for n in places:
-            part = parts[n]
-            count = part.rows if part.rows is not None else rows[part.key]
-            partition = [parsed[f.name][values[n][f.name]] for f in layout.partition_fields]
-            entries.append(_entry(layout, part, path_of(part), partition, count, bounds[n]))
-            counts.append(count)
+    for some in _divided(files):
+        counts = [rows[file.part.key] if file.part.rows is None else file.part.rows for file in some]
+        entries = [_entry(layout, file, count) for file, count in zip(some, counts, strict=True)]
+        of_fields = zip(*(file.partition for file in some), strict=True)
         manifests.append(
             Manifest(
                 avro_file(schema, properties, entries),
                 int(layout.partition_spec["spec-id"]),
-                files=len(places),
+                files=len(some),
                 rows=sum(counts),
-                oldest_ms=parts[places[0]].created_ms,
-                newest_ms=parts[places[-1]].created_ms,
+                oldest_ms=some[0].part.created_ms,
+                newest_ms=some[-1].part.created_ms,
                 summaries=tuple(
-                    _summary(f.iceberg_type, {parsed[f.name][values[n][f.name]] for n in places})
-                    for f in layout.partition_fields
+                    _summary(f.iceberg_type, set(of_field))
+                    for f, of_field in zip(layout.partition_fields, of_fields, strict=True)
                 ),
             )
         )
@@ -142,15 +145,15 @@ def _parsed(field: PartitionField, texts: Collection[str | None], table: str) ->
     return parsed
 
 
-def _divided(order: Iterable[int], parts: Sequence[Part]) -> Iterator[list[int]]:
-    places: list[int] = []
-    for n in order:
-        places.append(n)
-        if crc32(parts[n].key.encode()) % _PARTS == 0:
-            yield places
-            places = []
-    if places:
-        yield places
+def _divided(files: Iterable[_File]) -> Iterator[list[_File]]:
+    some: list[_File] = []
+    for file in files:
+        some.append(file)
+        if crc32(file.part.key.encode()) % _PARTS == 0:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _summary(type_: str, values: set[Any]) -> PartitionSummary:
@@ -162,9 +165,6 @@ def _summary(type_: str, values: set[Any]) -> PartitionSummary:
 
 # ------------------------------------------------------------------------------------------------ bounds
 
-#: The id of a column, the number of its nulls, and its encoded bounds.
-_ColumnBounds = tuple[int, int, bytes | None, bytes | None]
-
 
 def _bounds(layout: IcebergLayout, parts: Sequence[Part]) -> Iterator[list[_ColumnBounds]]:
     """Yield the bounds of each part."""
@@ -173,7 +173,6 @@ def _bounds(layout: IcebergLayout, parts: Sequence[Part]) -> Iterator[list[_Colu
     # The column of a superseded part may have had another type.
     stats = [msgspec.UNSET if p.tombstoned_ms is not None else p.stats for p in parts]
     by_part = bounds_of(stats, plain)
-    ids = {f["name"]: f["id"] for f in layout.fields}
     for place, column in enumerate(plain):
         type_ = str(layout.types[column])
         of_column = [of_part[place] for of_part in by_part]
@@ -185,7 +184,7 @@ def _bounds(layout: IcebergLayout, parts: Sequence[Part]) -> Iterator[list[_Colu
             [
                 one
                 and (
-                    ids[column],
+                    field_id(column),
                     one[2],
                     None if least is None else lower_bound(type_, least),
                     None if greatest is None else upper_bound(type_, greatest),
@@ -201,18 +200,12 @@ def _bounds(layout: IcebergLayout, parts: Sequence[Part]) -> Iterator[list[_Colu
 # ------------------------------------------------------------------------------------------------ entries
 
 
-def _entry(
-    layout: IcebergLayout,
-    part: Part,
-    path: str,
-    partition: Sequence[Any],
-    rows: int,
-    bounds: Sequence[_ColumnBounds],
-) -> bytes:
+def _entry(layout: IcebergLayout, file: _File, rows: int) -> bytes:
+    part, bounds = file.part, file.bounds
     time = avro_optional(avro_long(part.created_ms))
     values = [
         NULL if value is None else avro_optional(avro_value(field.iceberg_type, value))
-        for field, value in zip(layout.partition_fields, partition, strict=True)
+        for field, value in zip(layout.partition_fields, file.partition, strict=True)
     ]
     return b"".join(
         [
@@ -221,7 +214,7 @@ def _entry(
             time,
             time,
             _DATA,
-            avro_text(path),
+            avro_text(part.path),
             _PARQUET,
             *values,
             avro_long(rows),

@@ -54,11 +54,10 @@ class TableMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", o
     default_sort_order_id: int
     sort_orders: list[dict[str, Any]]
     properties: dict[str, str]
-    #: None for a table that never had rows.
-    current_snapshot_id: int | None = None
-    snapshots: list[IcebergSnapshot] = []
-    snapshot_log: list[dict[str, int]] = []
-    refs: dict[str, dict[str, Any]] = {}
+    current_snapshot_id: int
+    snapshots: list[IcebergSnapshot]
+    snapshot_log: list[dict[str, int]]
+    refs: dict[str, dict[str, Any]]
     #: Required by format version 3.
     next_row_id: int | None = None
 
@@ -88,18 +87,18 @@ def snapshot_entry(
 
 def table_metadata(
     layout: IcebergLayout,
-    current: IcebergSnapshot | None,
-    others: Sequence[tuple[IcebergSnapshot, IcebergLayout]] = (),
+    current: IcebergSnapshot,
+    others: Sequence[tuple[IcebergSnapshot, IcebergLayout]],
     *,
-    earlier: TableMetadata | None = None,
-    kept: Sequence[IcebergSnapshot] = (),
+    earlier: TableMetadata | None,
+    kept: Sequence[IcebergSnapshot],
     tags: Mapping[str, int],
     table_uuid: str,
     location: str,
     properties: Mapping[str, str],
     t_ms: int,
 ) -> TableMetadata:
-    """Return the document of a table whose current snapshot has this layout; None if it never had rows.
+    """Return the document of a table whose current snapshot has this layout.
 
     Args:
         layout: The columns of the current snapshot.
@@ -117,15 +116,14 @@ def table_metadata(
     schemas = [s for s in earlier.schemas if s["schema-id"] in of_kept] if earlier else []
     layouts = [*(of for _, of in others), layout]
     specs = [*(earlier.partition_specs if earlier and kept else ()), *(of.partition_spec for of in layouts)]
-    by_id = {s.snapshot_id: s for s in (*kept, *(s for s, _ in others), *([current] if current else ()))}
+    by_id = {s.snapshot_id: s for s in (*kept, *(s for s, _ in others), current)}
     snapshots = sorted(by_id.values(), key=lambda s: (s.timestamp_ms, s.snapshot_id))
     version = max(of.format_version for of in layouts)
     if earlier is not None:
         version = max(version, earlier.format_version)
     refs = {name: {"snapshot-id": id_, "type": "tag"} for name, id_ in tags.items()}
-    if current is not None:
-        refs[MAIN] = {"snapshot-id": current.snapshot_id, "type": "branch"}
-    log = [s for s in snapshots if current and s.timestamp_ms < current.timestamp_ms] + ([current] if current else [])
+    refs[MAIN] = {"snapshot-id": current.snapshot_id, "type": "branch"}
+    log = [*(s for s in snapshots if s.timestamp_ms < current.timestamp_ms), current]
     return TableMetadata(
         format_version=version,
         table_uuid=table_uuid,
@@ -145,7 +143,7 @@ def table_metadata(
             "write.format.default": "parquet",
             **properties,
         },
-        current_snapshot_id=current.snapshot_id if current else None,
+        current_snapshot_id=current.snapshot_id,
         snapshots=snapshots,
         snapshot_log=[{"timestamp-ms": s.timestamp_ms, "snapshot-id": s.snapshot_id} for s in log],
         refs=refs,

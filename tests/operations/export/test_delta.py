@@ -36,38 +36,19 @@ from icedb.operations.export import delta
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
 from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.delta_reading import actions, by_delta, check_same, files, texts
+from tests.support.tables.exported_tables import (
+    STEPS,
+    STRANGE,
+    TYPES,
+    exports,
+    fill,
+    live,
+    rows_of,
+    with_typed_partitions,
+)
 from tests.support.tables.fault_walk import SavedState
 from tests.support.tables.numbered_rows import data_keys
 
-#: A value of each type that Delta can have.
-TYPES = {
-    "boolean": "true",
-    "tinyint": "(-5)::TINYINT",
-    "smallint": "(-300)::SMALLINT",
-    "int": "(-70000)::INTEGER",
-    "bigint": "9223372036854775807::BIGINT",
-    "utinyint": "200::UTINYINT",
-    "usmallint": "60000::USMALLINT",
-    "uinteger": "4000000000::UINTEGER",
-    "float": "0.1::FLOAT",
-    "double": "0.1::DOUBLE",
-    "decimal_4": "1.2::DECIMAL(4,1)",
-    "decimal_18": "12.34::DECIMAL(18,2)",
-    "decimal_38": "1234567890123456789012345678.12::DECIMAL(38,2)",
-    "varchar": "'Zürich 😀'",
-    "blob": r"'\xAA\x00'::BLOB",
-    "date": "DATE '2026-11-21'",
-    "timestamp": "TIMESTAMP '2026-11-21 03:04:05.678901'",
-    "timestamptz": "TIMESTAMPTZ '2026-11-21 03:04:05.678901+02'",
-    "enum": "'a'::ENUM('a', 'b')",
-    "list": "[1, NULL, 3]",
-    "array": "[1, 2]::INTEGER[2]",
-    "list_of_struct": "[{'a': 1, 'b': ['x']}]",
-    "struct": "{'a': 1::UTINYINT, 'b': TIMESTAMP '2026-11-21 03:04:05', 'c': {'d': 'x'}}",
-    "map": "MAP {'k': 1}",
-    "map_of_lists": "MAP {1: ['x', NULL]}",
-    "a name, with (spaces); and ünicode=": "1",
-}
 REFUSED = {
     "time": "TIME '01:02:03'",
     "nanoseconds": "TIMESTAMP_NS '2026-11-21 03:04:05.000000001'",
@@ -78,23 +59,9 @@ REFUSED = {
 }
 
 
-def rows_of(values: dict[str, str]) -> duckdb.DuckDBPyRelation:
-    one = ", ".join(f'{sql} AS "{name}"' for name, sql in values.items())
-    nulls = ", ".join(f'NULL AS "{name}"' for name in values)
-    return duckdb.sql(f"SELECT {one} UNION ALL BY NAME SELECT {nulls}")
-
-
 @pytest.fixture
 def table(clocked: ClockedStore, clock: ManualClock) -> Table:
     return create_table(clocked, clock, partition_by=["n // 10 AS tens"], sort_by=["n"])
-
-
-def fill(table: Table, *numbers: int) -> None:
-    table.insert([{"n": n} for n in numbers])
-
-
-def live(table: Table) -> set[str]:
-    return {p.key for p in table.snapshot().parts}
 
 
 # ------------------------------------------------------------------------------------------------ what is read
@@ -136,27 +103,9 @@ def test_types_without_a_delta_type_are_named_and_can_be_excluded(local: Any) ->
         table.export_delta(exclude_columns=["n", *REFUSED])
 
 
-STRANGE = ["New York", "a/b", "50%", "x=y", "it's", "Zürich", "東京 😀", "NULL", "..", "a%20b", "+", "&?#", None]
-
-
 @pytest.mark.sampled(cases=1)
 def test_partition_columns_have_their_types_and_any_value(shared_place: Any) -> None:
-    table = Table.create(
-        shared_place.uri,
-        partition_by=[
-            "n // 2 AS half",
-            "c || '' AS city",
-            "ts::DATE AS day",
-            "date_trunc('hour', ts)::TIMESTAMPTZ AS hour",
-            "n > 3 AS late",
-            "(n / 4)::DECIMAL(4,2) AS quarter",
-            "hash(n) // 1000000000000000000 AS h",
-        ],
-        storage_options=shared_place.storage_options,
-    )
-    start = datetime(2026, 11, 21, 23)
-    table.insert([{"n": n, "c": c, "ts": start + timedelta(minutes=20 * n)} for n, c in enumerate(STRANGE)])
-    table.insert([{"n": None, "c": "x", "ts": None}])
+    table = with_typed_partitions(shared_place, STRANGE)
     table.export_delta()
     check_same(table)
     [(city,)] = table.query("SELECT n FROM t WHERE city = 'a/b'").fetchall()
@@ -232,18 +181,6 @@ def test_statistics_are_exact_or_missing(local: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ as a table goes on
-
-STEPS: dict[str, Callable[[Table], object]] = {
-    "insert": lambda t: fill(t, 1, 2, 30),
-    "column": lambda t: t.insert([{"n": 5, "late": "x"}]),
-    "merge": lambda t: t.merge(),
-    "delete": lambda t: t.delete("n = 2"),
-    "rewrite": lambda t: t.rewrite_partition("tens=0", "SELECT * REPLACE (n + 1 AS n) FROM _rows"),
-    "drop": lambda t: t.drop_partitions(["tens=3"]),
-    "alter": lambda t: t.alter(partition_by=["n % 2 AS odd"]),
-    "overwrite": lambda t: t.overwrite([{"n": n} for n in range(4)]),
-    "restore": lambda t: t.restore(t.pins()[0].as_of_ms),
-}
 
 
 @pytest.mark.long
@@ -516,10 +453,6 @@ def test_a_checkpoint_without_versions_is_rejected(local: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is kept
-
-
-def exports(table: Table) -> list[str]:
-    return [p.name for p in table.pins()]
 
 
 def test_parts_of_an_export_are_kept_until_the_next(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,18 @@ from icedb.reader.iceberg.avro import avro_bytes, avro_file, avro_long, avro_opt
 from icedb.reader.iceberg.single_values import binary_value, parse_values
 from icedb.sql.field_ids import field_id
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
-from tests.operations.export.test_delta import STEPS, STRANGE, TYPES, exports, fill, live, rows_of
 from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.delta_reading import texts
+from tests.support.tables.exported_tables import (
+    STEPS,
+    STRANGE,
+    TYPES,
+    exports,
+    fill,
+    live,
+    rows_of,
+    with_typed_partitions,
+)
 from tests.support.tables.fault_walk import SavedState
 from tests.support.tables.iceberg_reading import (
     READERS,
@@ -117,23 +126,7 @@ def test_types_without_an_iceberg_type_are_named_and_can_be_excluded(local: Any)
 
 @pytest.mark.sampled(cases=1)
 def test_partition_columns_have_their_types_and_any_value(shared_place: Any) -> None:
-    table = Table.create(
-        shared_place.uri,
-        partition_by=[
-            "n // 2 AS half",
-            "c || '' AS city",
-            "ts::DATE AS day",
-            "date_trunc('hour', ts)::TIMESTAMPTZ AS hour",
-            "n > 3 AS late",
-            "(n / 4)::DECIMAL(4,2) AS quarter",
-            "hash(n) // 1000000000000000000 AS h",
-        ],
-        storage_options=shared_place.storage_options,
-    )
-    start = datetime(2026, 11, 21, 23)
-    cities = [*STRANGE, ""]
-    table.insert([{"n": n, "c": c, "ts": start + timedelta(minutes=20 * n)} for n, c in enumerate(cities)])
-    table.insert([{"n": None, "c": "x", "ts": None}])
+    table = with_typed_partitions(shared_place, [*STRANGE, ""])
     report = table.export_iceberg()
     check_same(table, report.metadata)
     scan = by_pyiceberg(table, str(report.metadata)).scan(row_filter="city = 'a/b'")
@@ -325,6 +318,25 @@ def test_an_expired_time_and_a_paused_export_publish_nothing(clocked: ClockedSto
     table.cleanup()
     with pytest.raises(SnapshotExpired):
         table.export_iceberg(as_of=then)
+
+
+def test_an_export_of_an_earlier_time_reports_its_own_rows(table: Table, clock: ManualClock) -> None:
+    fill(table, 1)
+    clock.advance(MINUTE_MS)
+    then_ms = clock.now_ms() - 1
+    clock.advance(MINUTE_MS)
+    fill(table, 2, 3)
+    assert table.export_iceberg().rows == 3
+    report = table.export_iceberg(as_of=then_ms)  # the document has the later snapshot, too
+    assert (report.rows, report.snapshots) == (1, 2)
+
+
+def test_a_document_lists_no_snapshot_whose_pin_has_expired(table: Table, clock: ManualClock) -> None:
+    fill(table, 1)
+    table.export_iceberg(keep=timedelta(minutes=1))
+    clock.advance(2 * MINUTE_MS)
+    fill(table, 2)
+    assert table.export_iceberg().snapshots == 1
 
 
 def test_the_second_of_two_exports_plans_again(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
