@@ -129,19 +129,18 @@ def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
     for name, cases in sampled.items():
         mark = cases[0].get_closest_marker("sampled")
         assert mark is not None
-        if (days := mark.kwargs.get("days")) is not None:
+        days, number = mark.kwargs.get("days"), mark.kwargs.get("cases")
+        if days is not None:
             path = name.partition("::")[0]
             waiting[path] += 1
             if not is_due(day, days, path, waiting[path]):
                 continue
-        number = mark.kwargs.get("cases")
-        if number is None and days is not None:
-            chosen.update(cases)
-            continue
-        if number is None:
-            selected = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
+        if number is not None:
+            selected = rotation(len(cases), number, day.toordinal() // (days or 1), name)
+        elif days is not None:
+            selected = list(range(len(cases)))
         else:
-            selected = rotation(len(cases), number, day, name)
+            selected = pairwise([_values(case) for case in cases], random.Random(f"{day} {name}"))
         chosen.update(cases[n] for n in selected)
     return chosen
 
@@ -167,14 +166,14 @@ def pairwise(cases: Sequence[Mapping[Any, Any]], chance: random.Random) -> list[
     return chosen
 
 
-def rotation(cases: int, number: int, day: date, name: str) -> list[int]:
-    """Return the numbers of a day's cases: `number` of them, and all within `cases / number` days.
+def rotation(cases: int, number: int, run: int, name: str) -> list[int]:
+    """Return the numbers of the cases of a test's nth run: `number` of them, and all within `cases / number` runs.
 
     The name of the test decides the order, or all tests with two stores would use the same store on a day.
     """
     order = list(range(cases))
     random.Random(name).shuffle(order)
-    first = day.toordinal() * number
+    first = run * number
     return sorted({order[n % cases] for n in range(first, first + min(number, cases))})
 
 
