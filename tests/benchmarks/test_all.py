@@ -103,6 +103,7 @@ def test_opened_files_are_counted(tmp_path: Path) -> None:
     assert opened == {str(tmp_path / "a"), str(tmp_path / "below" / "a")}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_pruning_opens_only_matching_parts(tmp_path: Path) -> None:
     from benchmarks.queries.selective import measure_local

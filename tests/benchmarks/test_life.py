@@ -17,7 +17,7 @@ def steady() -> Life:
     return live(STEADY, 1_500)
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.long
 def test_maintenance_rewrites_few_bytes(steady: Life) -> None:
     assert 1 < steady.parts_ratio <= PARTS_GOAL

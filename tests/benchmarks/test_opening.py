@@ -105,6 +105,7 @@ def test_the_overhead_of_queries_is_measured(tmp_path: Path) -> None:
     assert len(result.checks) == 4 + 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_the_import_is_measured(tmp_path: Path) -> None:
     result = measured(tmp_path, "import")

@@ -59,6 +59,7 @@ def test_a_tiny_year_equals_a_manual_count() -> None:
     assert (month.rewrites, month.merge_machines) == (0, 0)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_formulas_and_simulation_agree(load: Load) -> None:

@@ -200,6 +200,7 @@ def make_module(folder: Path, name: str, body: str) -> None:
     (folder / f"{name}.py").write_text(MODULE.format(body=body))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_failed_module_is_reported_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -236,6 +237,7 @@ def test_a_failed_module_is_reported_and_the_others_run(tmp_path: Path, monkeypa
     assert list((tmp_path / "work").iterdir()) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_run_of_some_rows_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -292,6 +294,7 @@ def test_goals_compare_with_the_best_peer_with_and_without_fsync() -> None:
     assert measured_findings[1].spread == (0.5, 1.0)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in WRITERS if "pyiceberg" not in n])
 def test_each_way_stores_every_row(tmp_path: Path, name: str) -> None:

@@ -89,6 +89,7 @@ def story(place: Any, *, kills: int, events_each: int) -> None:
     assert len(committed) == len(set(committed))
 
 
+@pytest.mark.sampled(days=3)
 def test_events_of_killed_processes_are_committed_once(local: Any) -> None:
     story(local, kills=1, events_each=40)
 

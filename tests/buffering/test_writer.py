@@ -328,6 +328,7 @@ def flaky() -> tuple[Table, FaultyStore]:
     return open_table(store, clock), store
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 @pytest.mark.parametrize("rows", [[{"n": 1}], [{"n": 1, "new": 1}]], ids=["plain", "brings a column"])
 @pytest.mark.parametrize("where", ["_data/", "_log/", "_claims/"])
@@ -487,6 +488,7 @@ class Row(dict[str, Any]):
     """A row that weak references can track."""
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_kept_error_does_not_keep_its_rows(table: Table) -> None:
     table.insert([{"n": 0}])

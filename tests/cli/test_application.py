@@ -160,6 +160,7 @@ def test_the_version_is_printed() -> None:
     assert run("--version").stdout == f"icedb {__version__}\n"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_shell_completes_verbs_and_flags() -> None:
     def completed(words: str) -> list[str]:
@@ -171,6 +172,7 @@ def test_a_shell_completes_verbs_and_flags() -> None:
     assert "--dry-run" in completed("icedb insert --d")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_the_script_for_a_shell_is_shown() -> None:
     done = command("--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
@@ -178,6 +180,7 @@ def test_the_script_for_a_shell_is_shown() -> None:
     assert "_ICEDB_COMPLETE=complete_bash" in done.stdout
 
 
+@pytest.mark.sampled(days=3)
 def test_each_verb_has_an_example_that_parses() -> None:
     group: Any = typer.main.get_command(app)
     for name, verb in group.commands.items():

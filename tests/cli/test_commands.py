@@ -233,6 +233,7 @@ def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
     return subprocess.run(words, **{"capture_output": True, "text": True, "timeout": 120, **options})
 
 
+@pytest.mark.sampled(days=6)
 @pytest.mark.process
 def test_the_command_as_a_process(table: Table) -> None:
     done = command("verify", table.uri, "--json")
@@ -247,6 +248,7 @@ def test_the_command_as_a_process(table: Table) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_bucket_with_credentials_of_the_environment(s3: Any) -> None:
     Table.create(s3.uri, storage_options=s3.storage_options).insert([{"n": 1}])

@@ -125,6 +125,7 @@ def test_info_as_a_process_also_for_a_missing_table(table: Table) -> None:
     check_one_line(done.stderr)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_only_a_command_is_wider_than_the_terminal(table: Table) -> None:
     output = on_a_terminal("info", table.uri, "--hot-parts", "8", NO_COLOR="1")

@@ -204,6 +204,7 @@ def test_parts_are_filtered_by_predicate_partition_and_time(table: Table) -> Non
     )
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_narrow_terminal_does_not_cut_addresses(s3: Any) -> None:
     table = Table.create(s3.uri, storage_options=s3.storage_options)

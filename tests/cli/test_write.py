@@ -243,6 +243,7 @@ def test_a_table_is_exported_as_parquet(table: Table, tmp_path: Path) -> None:
     assert duckdb.sql(read).fetchone() == (1, 2)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_table_is_exported_as_delta(table: Table) -> None:
     log = Path(table.uri) / "_delta_log"
     run("export", table.uri, "--delta", "--dry-run")

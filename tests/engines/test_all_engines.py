@@ -81,7 +81,7 @@ def history(shared_place: Place) -> tuple[Place, list[tuple[Snapshot, list[Row]]
     return shared_place, snapshots
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=6)
 def test_every_engine_has_the_same_rows_at_every_time(
     history: tuple[Place, list[tuple[Snapshot, list[Row]]]],
 ) -> None:
@@ -104,6 +104,7 @@ def test_every_engine_has_the_same_rows_at_every_time(
                     assert engine.answer(then, columns) == [r[:4] for r in expected], (engine.name, snapshot)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_narrower_types_are_widened_to_those_of_the_table(engine: EngineReader, shared_place: Place) -> None:
     snapshot = widened(shared_place).snapshot()
@@ -148,7 +149,7 @@ def maintained(place: Place) -> Iterator[Counter[str]]:
     assert not errors, errors
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 def test_every_query_is_exact_while_the_table_is_merged_and_cleaned_up(shared_place: Place) -> None:
     table = create(shared_place)
     for number in range(2):

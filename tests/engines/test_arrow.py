@@ -20,6 +20,7 @@ from tests.support.tables.attached_tables import created
 from tests.support.tables.reader_tables import WIDENED, by_hour, every_type, forget, rows_by, widened
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = every_type(place).snapshot()
@@ -36,6 +37,7 @@ def test_a_dataset_has_the_rows_and_types_of_a_query(place: Place) -> None:
     assert read.count_rows() == 5
 
 
+@pytest.mark.sampled(days=3)
 def test_filters_on_partition_columns_and_predicates_skip_parts(place: Place) -> None:
     table = created(place, partition_by=["day", "shop"])
     days = [date(2026, 11, d) for d in (20, 21, 22)]
@@ -130,6 +132,7 @@ def test_other_engines_scan_a_dataset_lazily_and_push_filters_down(s3: Place) ->
     assert con.sql("SELECT sum(n) FROM events WHERE third = 0").fetchall() == [(9,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_dataset_at_a_time_of_changes_and_with_later_columns(shared_place: Place) -> None:
     table, before = by_hour(shared_place)
@@ -152,6 +155,7 @@ def test_narrower_types_in_parts_are_widened(local: Place) -> None:
     assert rows_by("n", record_batches(snapshot).read_all()) == rows_by("n", expected)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parts_that_a_predicate_leaves_out_are_not_opened_and_others_are_not_filtered(shared_place: Place) -> None:
     table = created(shared_place, partition_by=["n // 10 AS tens"])
@@ -195,6 +199,7 @@ def test_wide_numbers_in_paths_are_decimals_and_types_that_arrow_lacks_are_rejec
 # ------------------------------------------------------------------------------------------------ record batches
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_record_batches_are_the_rows_and_types_of_a_query(place: Place) -> None:
     table = every_type(place)

@@ -117,6 +117,7 @@ def test_every_type_has_the_values_of_a_query(place: Place) -> None:
     assert (typed["time"], typed["day"], typed["wall"]) == (pa.time64("us"), pa.date32(), pa.timestamp("us", "UTC"))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_partition_values_have_the_types_of_their_expressions(local: Place) -> None:
     values = {
@@ -142,6 +143,7 @@ def test_partition_values_have_the_types_of_their_expressions(local: Place) -> N
     assert reader.query("SELECT n FROM t WHERE t IS NULL AND f IS NULL", snapshot)["n"].to_pylist() == [2]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: Place) -> None:
     table = created(place, partition_by=["n % 2 AS parity"])
@@ -212,6 +214,7 @@ def test_tables_without_rows_or_columns(local: Place) -> None:
 # ------------------------------------------------------------------------------------------ views
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_view_has_the_rows_of_its_snapshot_until_another_is_attached(place: Place, session: Any) -> None:
     table = created(place, partition_by=["n % 2 AS parity"])
@@ -227,6 +230,7 @@ def test_a_view_has_the_rows_of_its_snapshot_until_another_is_attached(place: Pl
     assert texts(session, f"SELECT sum(a.n + b.n) FROM {text} AS a JOIN {text} AS b USING (n)") == ["6"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(place: Place, session: Any) -> None:
     table = created(place, partition_by=["day", "n % 3 AS third"])
@@ -274,6 +278,7 @@ def test_ten_thousand_parts_are_one_view(local: Place, session: Any) -> None:
 # ------------------------------------------------------------------------------------------ deleted parts
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_deleted_part_raises_and_never_removes_rows(place: Place, session: Any) -> None:
     table = created(place, partition_by=["n AS p"])
@@ -307,6 +312,7 @@ def test_a_deleted_live_part_is_named(shared_place: Place) -> None:
             return  # in S3, a query that skips all parts requests none
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_each_query_is_exact_during_inserts_merges_and_cleanup(shared_place: Place) -> None:
     place = shared_place

@@ -27,6 +27,7 @@ def ask(ctx: SessionContext, sql: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in ctx.sql(sql).to_arrow_table().to_pylist()]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_table_has_the_rows_and_types_of_a_query(place: Place, ctx: SessionContext) -> None:
     snapshot = every_type(place).snapshot()
@@ -38,6 +39,7 @@ def test_a_table_has_the_rows_and_types_of_a_query(place: Place, ctx: SessionCon
     assert texts == [{**row, "id": row["id"] and row["id"].replace("-", "")} for row in rows_by("n", expected)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_filters_of_all_kinds_have_the_rows_of_a_query(local: Place, ctx: SessionContext) -> None:
     snapshot = every_type(local).snapshot()
@@ -58,6 +60,7 @@ def test_filters_of_all_kinds_have_the_rows_of_a_query(local: Place, ctx: Sessio
     assert ask(ctx, joined) == [(3, 14)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(shared_place: Place, ctx: SessionContext) -> None:
     table = created(shared_place, partition_by=["n // 10 AS tens", 'nullif(n % 2, 1) AS "Even"'])
@@ -72,6 +75,7 @@ def test_filters_on_partition_columns_skip_parts(shared_place: Place, ctx: Sessi
     assert ask(ctx, "SELECT count(n) FROM part WHERE n > 12") == [(4,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_table_at_a_time_of_changes_and_with_other_types(shared_place: Place, ctx: SessionContext) -> None:
     table, before = by_hour(shared_place)

@@ -44,6 +44,7 @@ def test_the_next_query_reads_the_newest_commits(place: Place, con: DuckDBPyConn
     assert numbers(con, "events") == numbers(con, "events(parity := 1)") == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_queries_are_exact_while_merges_and_cleanup_run(shared_place: Place, con: DuckDBPyConnection) -> None:
     table = created(shared_place, partition_by=["n % 2 AS parity"])
@@ -161,6 +162,7 @@ def test_as_of_accepts_every_form_of_a_time(place: Place, con: DuckDBPyConnectio
     assert difference == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_partition_columns_and_predicates_prune_parts_by_the_log(place: Place, con: DuckDBPyConnection) -> None:
     by_days(place)
     attach(con, place.uri, "events", storage_options=place.storage_options)

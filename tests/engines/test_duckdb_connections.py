@@ -193,6 +193,7 @@ def test_renewed_keys_are_used_by_all_queries(
     assert len(keys.issued) <= issued + 1, "a detached table looks up no keys"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_keys_that_expire_early_fail_one_statement(s3: Place, keys: RotatingKeys, con: DuckDBPyConnection) -> None:
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)

@@ -18,6 +18,7 @@ from tests.support.object_stores.stores import Place
 from tests.support.tables.reader_tables import by_hour, every_type, rows_by, widened
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_frame_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = every_type(place).snapshot()

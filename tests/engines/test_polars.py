@@ -34,6 +34,7 @@ def assert_as_queried(snapshot: Snapshot, lazy: pl.LazyFrame | None = None) -> N
     assert_frame_equal(lazy.collect().sort(order), expected.sort(order))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_scan_has_the_rows_and_types_of_a_query(place: Place) -> None:
     snapshot = every_type(place).snapshot()
@@ -44,6 +45,7 @@ def test_a_scan_has_the_rows_and_types_of_a_query(place: Place) -> None:
     assert lazy.filter(pl.col("json") == '{"a": 1}').select(pl.len()).collect().item() == 4
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_scan_at_a_time_of_changes_and_with_later_columns(shared_place: Place) -> None:
     table, before = by_hour(shared_place)
@@ -71,6 +73,7 @@ def test_a_type_that_polars_does_not_widen_raises_its_own_error(local: Place) ->
         lazy.collect()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_filters_on_partition_columns_skip_parts(shared_place: Place) -> None:
     day = "CAST(DATE '2026-11-20' + n::INT AS DATE) AS day"
@@ -275,7 +278,7 @@ def test_the_storage_options_of_polars_for_a_bucket() -> None:
     assert access(parse_location("/a/folder")) == {"credential_provider": None}
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("values", "type_"),

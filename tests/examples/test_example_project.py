@@ -201,6 +201,7 @@ def test_the_yaml_of_each_table_matches_the_schema() -> None:
     assert wrong == {table: [] for table in tables}  # `dg check yaml` looks at one of them
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_a_day_waits_for_the_files_of_all_tenants(generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from web_analytics.defs import events

@@ -99,6 +99,7 @@ def test_a_wrong_number_fails_the_example(monkeypatch: pytest.MonkeyPatch, capfd
     assert "examples.replacing: ok" not in printed
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_tables_stay_in_the_folder_of_the_argument(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
@@ -145,6 +146,7 @@ def texts(cell: dict[str, object]) -> list[object]:
     ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_notebook_that_raises_fails(tmp_path: Path) -> None:
     execution = pytest.importorskip("examples.notebooks.execution")

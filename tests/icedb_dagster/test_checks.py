@@ -476,6 +476,7 @@ ASSETS = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("kind", ASSETS)
 def test_assets_of_every_kind_are_checked_by_a_job_of_the_table(lake: IceDBResource, kind: str) -> None:
     lake.table_or_create("events").insert([{"n": 1}])
@@ -518,6 +519,7 @@ def test_a_materialization_runs_the_checks_of_its_rows_and_a_job_runs_any(lake: 
     assert set(run_job(dg.Definitions(asset_checks=[one], jobs=[alone], resources=resources), "alone")) == {"log_depth"}
 
 
+@pytest.mark.sampled(days=3)
 def test_a_failed_blocking_check_skips_downstream_assets(lake: IceDBResource) -> None:
     made = []
 
@@ -558,6 +560,7 @@ def test_an_observation_has_the_snapshot_as_its_data_version(lake: IceDBResource
         assert versions[0] == versions[1] != versions[2] == table.snapshot().id
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_the_requests_of_all_checks_do_not_grow_with_the_parts(s3: Any, s3_server: Any) -> None:
     with CountingProxy(s3_server.endpoint).running() as proxy:

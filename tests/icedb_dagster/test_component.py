@@ -193,6 +193,7 @@ owners: [team:sales]
 """
 
 
+@pytest.mark.sampled(days=3)
 def test_an_sql_asset_is_the_same_in_yaml_and_python(tmp_path: Path) -> None:
     made = defs_of(component(SQL))
     in_python = sql_asset(
@@ -474,7 +475,7 @@ def test_the_yaml_of_the_page_is_valid_and_every_attribute_is_named() -> None:
     assert {*TableAttributes.model_fields} | {*CRONS} <= named
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.process
 def test_dg_lists_scaffolds_and_checks_tables_in_a_new_project(tmp_path: Path) -> None:
     env = environment(tmp_path) | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}

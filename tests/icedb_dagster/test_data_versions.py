@@ -106,6 +106,7 @@ def test_eager_assets_follow_rows_and_not_reads_or_maintenance(observable: Lake)
     assert observable.automate() == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_the_output_names_the_snapshots_that_were_read(observable: Lake) -> None:
     observable.insert("2026-01-01")
     snapshot = observable.table.snapshot()

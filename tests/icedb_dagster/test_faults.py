@@ -148,6 +148,7 @@ def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
     return {table: {"end": end, "live": live[table]} for table, end in zip(MOMENTS, ends, strict=True)}
 
 
+@pytest.mark.sampled(days=6)
 @pytest.mark.parametrize("table", ["killed_writing", "killed_claimed"])
 def test_the_run_of_a_killed_worker_fails(platform: Platform, aftermath: dict[str, dict[str, str]], table: str) -> None:
     assert aftermath[table]["end"] == "FAILURE"
@@ -231,7 +232,7 @@ EVENTS = (
 )
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 def test_platform_faults_leave_table_and_lock_sound(platform: Platform, event: Callable[[Platform], None]) -> None:
     event(platform)

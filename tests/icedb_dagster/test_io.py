@@ -129,6 +129,7 @@ def test_every_kind_of_input_is_loaded(run: AssetRun) -> None:
         assert sorted(READ[kind](loaded).to_pylist(), key=lambda row: row["n"]) == expected, kind
 
 
+@pytest.mark.sampled(days=3)
 def test_lazy_inputs_read_no_rows_before_their_use(run: AssetRun) -> None:
     failures = {}
 
@@ -198,6 +199,7 @@ def test_an_input_can_be_read_at_an_earlier_time(run: AssetRun) -> None:
         run(numbers, reader, run_config=config, selection=[reader])
 
 
+@pytest.mark.sampled(days=3)
 def test_overwrite_is_the_default_and_one_commit(run: AssetRun) -> None:
     run(returning(run.name, ONE))
     older, before = run.table().snapshot(), log_files(run.table())
@@ -227,6 +229,7 @@ def test_an_asset_may_write_its_own_table(run: AssetRun) -> None:
         assert len(log_files(run.table())) == number
 
 
+@pytest.mark.sampled(days=3)
 def test_outputs_of_several_assets_and_explicit_results_are_stored(run: AssetRun) -> None:
     """Each output of a multi-asset is a table. Output and MaterializeResult have their own metadata."""
 
@@ -470,6 +473,7 @@ def test_a_materialization_replaces_only_its_partition(
     assert sorted(row["version"] for row in received[-1]) == [2, 3]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_range_is_one_commit(run: AssetRun) -> None:
     asset = stamped(run.name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
     received = []
@@ -496,6 +500,7 @@ def test_a_range_is_one_commit(run: AssetRun) -> None:
     assert events[0].metadata["icedb/rows_written"].value == 5
 
 
+@pytest.mark.sampled(days=3)
 def test_a_downstream_partition_reads_its_mapped_partitions(run: AssetRun) -> None:
     asset = stamped(run.name, DAYS, {"partition_expr": "day"}, of_keys(day=str), **BACKFILL)
     ends = {"dagster/asset_partition_range_start": "2024-03-29", "dagster/asset_partition_range_end": "2024-04-02"}
@@ -586,6 +591,7 @@ def test_a_self_dependent_asset_begins_empty(run: AssetRun) -> None:
             inputs.empty(kind, table=run.name)
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_outside_the_partition_are_rejected(run: AssetRun) -> None:
     days = ["2024-03-02"]
     asset = stamped(run.name, DAYS, {"partition_expr": "day"}, lambda _: pa.table({"day": days}))
@@ -600,6 +606,7 @@ def test_rows_outside_the_partition_are_rejected(run: AssetRun) -> None:
     assert len(run.rows()) == 5
 
 
+@pytest.mark.sampled(days=6)
 def test_on_empty_decides_about_empty_outputs(run: AssetRun) -> None:
     nothing = pa.table({"day": pa.array([], pa.string())})
     table = run.lake.table_or_create(run.name, partition_by=["day"])
@@ -679,6 +686,7 @@ def test_a_table_may_have_finer_partitions(run: AssetRun) -> None:
 # ------------------------------------------------------------------------------------------ exactly once
 
 
+@pytest.mark.sampled(days=3)
 @on_postgres
 def test_appends_are_exactly_once_across_step_retries(run: AssetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step fails after the first output's commit, and once after a lost response to a commit."""
@@ -742,6 +750,7 @@ def events_job() -> dg.JobDefinition:
     return defs.resolve_job_def("events_job")
 
 
+@pytest.mark.sampled(days=3)
 @on_postgres
 def test_appends_are_exactly_once_across_re_execution(instance: dg.DagsterInstance, lake: IceDBResource) -> None:
     JOB_ROOT[:] = [lake.root]

@@ -88,6 +88,7 @@ def test_the_root_may_come_from_the_launchpad(instance: dg.DagsterInstance, lake
 # ------------------------------------------------------------------------------------------ ops
 
 
+@pytest.mark.sampled(days=3)
 def test_inner_ops_of_a_graph_asset_need_no_table(run: AssetRun) -> None:
     @dg.op
     def numbers() -> list[int]:
@@ -206,6 +207,7 @@ def test_dropped_rows_are_not_read_as_an_empty_partition(run: AssetRun) -> None:
         run(source, copies(on_dropped="ignore"), selection=[copies()], partition_key="2024-03-01")
 
 
+@pytest.mark.sampled(days=3)
 def test_a_backfill_in_one_run_reports_each_partition(run: AssetRun) -> None:
     @dg.asset(key=run.name, partitions_def=DAYS, metadata=BY_DAY, backfill_policy=dg.BackfillPolicy.single_run())
     def asset(context: dg.AssetExecutionContext) -> pa.Table:
@@ -262,6 +264,7 @@ def test_a_lazy_relation_is_limited_before_a_part_is_written(run: AssetRun) -> N
 # ------------------------------------------------------------------------------------------ columns that go
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("setting", ["schema_mode", "icedb/schema_mode"])
 def test_an_overwrite_of_the_schema_drops_the_columns_that_the_rows_lack(run: AssetRun, setting: str) -> None:
     first = pa.table({"n": [1], "old": ["x"]})

@@ -154,6 +154,7 @@ def test_the_packaged_instance_has_the_launcher_and_validates_its_setting(tmp_pa
         assert instance.run_launcher
 
 
+@pytest.mark.sampled(days=3)
 def test_the_launcher_imports_neither_arrow_nor_duckdb() -> None:
     code = "import sys, icedb_dagster.launcher; print(sorted({'pyarrow', 'duckdb', 'boto3'} & sys.modules.keys()))"
     assert run_python("-c", code).stdout == "[]\n"

@@ -43,7 +43,7 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(cases=4)
+@pytest.mark.sampled(cases=4, days=3)
 @pytest.mark.parametrize(("verb", "limit"), [*((verb, None) for verb in WORK), (MERGE, 5)])
 def test_every_exclusive_job_holds_the_only_slot_of_its_pool(
     jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, verb: str, limit: int | None
@@ -184,7 +184,7 @@ def test_a_waiting_run_does_not_poll_dagster_and_logs_the_holder(jobs: TableJobs
     assert len(table.snapshot().parts) == 1
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(seconds=30))])
 def test_unqueued_runs_of_one_table_never_overlap(
     environment: dict[str, str], instance: dg.DagsterInstance, lake: IceDBResource, tmp_path: Path, count: int

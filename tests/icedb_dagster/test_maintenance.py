@@ -130,6 +130,7 @@ def test_loading_definitions_is_linear_in_the_tables_and_makes_no_connection() -
     assert many_calls < 11 * few_calls, "calls of functions"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("key", "prefix", "pool"),
     [(["a", "b"], "a__b", "icedb/a/b"), (["my-team", "v1.2"], "my_team__v1_2", "icedb/my-team/v1.2")],
@@ -162,6 +163,7 @@ def configs(then_ms: int) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.sampled(days=3)
 def test_a_dry_run_of_any_job_changes_nothing(jobs: TableJobs) -> None:
     table = jobs.dated(DAY, DAY, "2024-03-01")
     then_ms = table.snapshot().as_of_ms
@@ -271,6 +273,7 @@ class LakeInMemory(IceDBResource):
         return open_table(self.store, self.clock)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_long_merge_yields_after_a_minute(
     instance: dg.DagsterInstance, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +338,7 @@ def test_merge_newest_runs_first(instance: dg.DagsterInstance, lake: IceDBResour
 # ------------------------------------------------------------------------------------------ time to live
 
 
+@pytest.mark.sampled(days=3)
 def test_time_to_live_drops_partitions_older_than_its_days(jobs: TableJobs) -> None:
     table = jobs.dated(DAY, "2024-01-31", "2024-02-01", "2024-03-01", "none", None)
     before = table.snapshot()
@@ -352,6 +356,7 @@ def test_time_to_live_drops_partitions_older_than_its_days(jobs: TableJobs) -> N
     assert jobs.rows("d") == [("2024-03-01",), ("none",), (None,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_partition_that_holds_a_month_expires_with_its_last_day(jobs: TableJobs) -> None:
     jobs.dated("2023-12-01", "2024-01-01", "2024-02-01")
     monthly = build_table_definitions(jobs.name, ttl=TimeToLive("d", keep_days=30, period="month"), lock="claim")
@@ -422,6 +427,7 @@ def test_a_function_can_select_the_expired_partitions(jobs: TableJobs) -> None:
 # ------------------------------------------------------------------------------------------ the others
 
 
+@pytest.mark.sampled(days=3)
 def test_cleanup_deletes_superseded_parts_and_orphans_unnamed_ones(jobs: TableJobs) -> None:
     table = jobs.dated(DAY, DAY)
     table.merge()
@@ -445,6 +451,7 @@ def test_cleanup_deletes_superseded_parts_and_orphans_unnamed_ones(jobs: TableJo
     assert "| young parts, possibly still being written | 1 |" in jobs.metadata()["orphans"]
 
 
+@pytest.mark.sampled(days=3)
 def test_merge_log_changes_no_part(jobs: TableJobs) -> None:
     table = jobs.dated(*[DAY] * 6)
     parts = table.snapshot().parts
@@ -534,7 +541,7 @@ def test_spark_runs_merges_and_deletions(environment: dict[str, str], lake: IceD
     assert lake.table("on_spark").verify(deep=True).ok
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_concurrent_watches_jobs_and_inserts_keep_every_row(jobs: TableJobs) -> None:
     table = jobs.lake.table_or_create(jobs.name, partition_by=["k"], sort_by=["n"])
     # Slow enough to leave the jobs something, now and then.

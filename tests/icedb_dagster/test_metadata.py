@@ -44,6 +44,7 @@ def table(tmp_path: Path) -> icedb.Table:
     return icedb.Table.create(tmp_path / "table", partition_by=["day"], sort_by=["n"], required=["n"])
 
 
+@pytest.mark.sampled(days=3)
 def test_a_materialization_has_the_metadata_of_the_table(run: AssetRun) -> None:
     days = pa.table({"n": [1, 2, 3], "day": ["monday", "tuesday", "tuesday"]})
     definition = {"partition_expr": "day", "sort_by": ["n"]}
@@ -169,6 +170,7 @@ def test_unavailable_metadata_is_a_line_and_no_error(table: icedb.Table, monkeyp
     assert shown(snapshot)["icedb/preview"].startswith("not available")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_the_requests_of_the_metadata(s3_server: Any, s3: Any, storage_options: dict[str, str]) -> None:
     with CountingProxy(s3_server.endpoint).running() as proxy:
@@ -201,6 +203,7 @@ def colours(png: bytes) -> set[str]:
     return {f"#{r:02x}{g:02x}{b:02x}" for count, (r, g, b) in counted if count > 500}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
@@ -239,6 +242,7 @@ def test_partition_names_are_escaped_in_the_chart() -> None:
     assert r"\]\|\<i> long" in markdown_picture(part_sizes)
 
 
+@pytest.mark.sampled(days=3)
 def test_charts_can_be_drawn_in_several_threads() -> None:
     all_sizes = [PartSizes.of(parts({"a": [10 * (n + 1)] * (n + 2)})) for n in range(8)]
     alone = [draw(sizes) for sizes in all_sizes]

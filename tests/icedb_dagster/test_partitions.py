@@ -220,6 +220,7 @@ SHOPS = dg.StaticPartitionsDefinition(["north", "south", "west"])
 DAYS_OF_SHOPS = dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS})
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=40)
 @given(st.sets(st.sampled_from([f"2024-01-0{d}|{s}" for d in range(1, 5) for s in ("north", "south", "west")])))
@@ -262,7 +263,7 @@ def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
     return formats.get(type_, f"{wall:%Y-%m-%d %H:%M:%S}")
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.long
 @settings(max_examples=50)
 @given(st.data())

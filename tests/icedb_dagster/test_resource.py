@@ -42,6 +42,7 @@ def test_a_key_that_leaves_the_root_or_enters_a_table_is_rejected(key: list[str]
         build_table_definitions(dg.AssetKey(key))  # not only when a run opens it
 
 
+@pytest.mark.sampled(days=3)
 def test_asset_keys_become_nested_folders(run: AssetRun, tmp_path: Path) -> None:
     run(returning(["a", "b"], ONE), returning(["a", "c"], TWO))
     assert rows(run.lake, ["a", "b"]) == [(1,)]
@@ -156,6 +157,7 @@ def test_an_s3_resource_provides_endpoint_region_and_keys(
     assert not any(secret in text for text in texts)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_credentials_of_an_s3_resource_are_renewed_during_a_run(
     instance: dg.DagsterInstance, s3: Any, name: str, keys: RotatingKeys, profile: str

@@ -157,6 +157,7 @@ def end_all(instance: dg.DagsterInstance, status: dg.DagsterRunStatus = dg.Dagst
         end_run(instance, run, status)
 
 
+@pytest.mark.sampled(days=3)
 def test_the_requested_jobs_leave_nothing_due(instance: Any, lake: IceDBResource, name: str) -> None:
     table = lake.table_or_create(name, partition_by=["p"])
     fill(table, 6)
@@ -556,6 +557,7 @@ def test_at_most_the_configured_number_of_tables_stays_open(scene: SensorScene) 
     assert [store.location.prefix for store in scene.opened] == ["a", "b", "c", "a"]
 
 
+@pytest.mark.sampled(days=3)
 def test_sensors_of_many_tables_tick_concurrently(instance: Any, scene: SensorScene, name: str) -> None:
     names = [f"{name}_{n}" for n in range(4)]
     for n, table in enumerate(names, start=1):
@@ -668,6 +670,7 @@ def test_a_commit_whose_log_file_was_merged_is_reported_without_it(scene: Sensor
     assert not any("icedb/log_file" in t for t in reported)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_tick_reports_a_limited_number_of_commits(scene: SensorScene) -> None:
     table = scene.table(partition_by=())
     daemon = scene.commits(events_max=3, from_beginning=True)
@@ -768,6 +771,7 @@ def test_the_first_commits_of_a_missing_table_are_reported(scene: SensorScene) -
 # ------------------------------------------------------------------------------------------ commits: Dagster's own
 
 
+@pytest.mark.sampled(days=3)
 def test_the_io_manager_s_commits_are_skipped(run: AssetRun) -> None:
     def write(**options: Any) -> None:
         run(returning(run.name, pa.table({"n": [1]})), io=options)
@@ -880,6 +884,7 @@ def test_commits_that_cleanup_forgot_are_reported_as_one_gap(scene: SensorScene)
     assert scene.reported_ms() == [after.created_ms]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_short_grace_period_leaves_no_gap_in_reported_commits(scene: SensorScene) -> None:
     table = scene.table(partition_by=())
     slow = icedb.Table(type(table.handle).of(table.handle.store, table.spec, clock=scene.clock.skewed(-50 * SECOND_MS)))

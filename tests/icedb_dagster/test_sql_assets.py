@@ -40,6 +40,7 @@ def visits() -> dg.AssetsDefinition:
     return visits
 
 
+@pytest.mark.sampled(days=3)
 def test_the_rows_of_a_query_are_committed(run: AssetRun) -> None:
     orders = returning(["raw", "orders"], pa.table({"item": [1, 2, 2], "price": [5.0, 7.0, 8.0]}))
     items = returning("items", pa.table({"item": [1, 2], "name": ["tea", "rice"]}))
@@ -56,6 +57,7 @@ def test_the_rows_of_a_query_are_committed(run: AssetRun) -> None:
     assert {dep.asset_key for dep in spec.deps} == {dg.AssetKey("items"), dg.AssetKey(["raw", "orders"])}
 
 
+@pytest.mark.sampled(days=3)
 def test_a_partition_reads_the_partitions_that_it_depends_on(run: AssetRun, visits: dg.AssetsDefinition) -> None:
     daily = sql_asset(
         run.name, "SELECT day, count(*) AS n FROM visits GROUP BY day", inputs=["visits"], partitions_def=DAYS,
@@ -113,6 +115,7 @@ def test_wall_times_are_those_of_the_zone_of_the_partitions(run: AssetRun) -> No
     ]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_append_is_exactly_once_and_a_large_result_spills(run: AssetRun) -> None:
     query = "SELECT range AS n, md5(range::VARCHAR) AS text FROM range(300000) ORDER BY text"
     large = sql_asset(run.name, query, metadata={"mode": "append"}, memory_bytes=64 << 20)
@@ -120,6 +123,7 @@ def test_an_append_is_exactly_once_and_a_large_result_spills(run: AssetRun) -> N
     assert run.rows("count(DISTINCT n), count(DISTINCT text)") == [(300_000, 300_000)]
 
 
+@pytest.mark.sampled(days=3)
 def test_inputs_of_all_types_and_partitionings_are_read_more_than_once(
     run: AssetRun, visits: dg.AssetsDefinition
 ) -> None:
@@ -137,6 +141,7 @@ def test_inputs_of_all_types_and_partitionings_are_read_more_than_once(
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_inputs_in_buckets_and_folders_are_joined(run: AssetRun, storage_options: dict[str, str], name: str) -> None:
     bucket = IceDBResource(root=f"s3://{BUCKET}/{name}", storage_options={k: dg.EnvVar(k) for k in storage_options})
@@ -193,6 +198,7 @@ def test_a_failing_query_commits_nothing_and_names_the_asset(run: AssetRun, quer
     assert run.rows() == [(1,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_column_lineage_of_the_definition_is_in_each_materialization(run: AssetRun) -> None:
     upstream = returning("prices", pa.table({"price": [1, 2]}))
     lineage = dg.TableColumnLineage({"total": [dg.TableColumnDep("prices", "price")]})

@@ -47,6 +47,7 @@ def test_a_section_names_the_parents_of_its_error(name: str) -> None:
     assert builtin in [c.__name__ for c in kind.__mro__ if c.__module__ == "builtins"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_quoted_messages_occur_in_the_code() -> None:
     quoted = re.findall(r"^> (.*)$", PAGE, flags=re.MULTILINE)

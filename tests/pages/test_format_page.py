@@ -339,6 +339,7 @@ def test_a_reader_made_from_the_page_agrees_at_every_hour(clocked: ClockedStore,
     assert pins_needed > 3, "no pin was older than the horizon"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_refreshing_reader_made_from_the_page_agrees(clocked: ClockedStore, clock: ManualClock) -> None:
     table, refresher = create_table(clocked, clock, partition_by=["k AS p"], sort_by=["n"]), Refresher()

@@ -79,6 +79,7 @@ def pages(site: Path) -> dict[Path, Read]:
     return {page: Read(page.read_text()) for page in site.rglob("*.html")}
 
 
+@pytest.mark.sampled(days=3)
 def test_the_reference_has_the_parameters_that_help_prints() -> None:
     extensions = griffe.load_extensions(str(ROOT / "docs_site" / "shared_options.py"))
     table = griffe.load("icedb.table", search_paths=[ROOT], extensions=extensions)["Table"]

@@ -27,7 +27,7 @@ def marked(page: Path) -> Any:
     return pytest.param(page, marks=marks, id=page.relative_to(DOCS).as_posix())
 
 
-@pytest.mark.sampled(cases=5)
+@pytest.mark.sampled(cases=5, days=3)
 @pytest.mark.process
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -68,6 +68,7 @@ def test_only_comments_with_results_are_compared() -> None:
     assert execute(code, "page") == 3
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "runs"),

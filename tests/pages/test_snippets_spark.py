@@ -25,7 +25,7 @@ for page in sys.argv[1:]:
 """
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "pages",

@@ -81,6 +81,7 @@ def readers(shared_place: Place) -> Iterator[Readers]:
 # ------------------------------------------------------------------------------------------------ rule by rule
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", WORLDS)
 def test_both_readers_follow_each_rule(name: str, sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     root = WORLDS[name].put(tmp_path / "t")
@@ -96,6 +97,7 @@ def test_the_worlds_have_answers_and_rejections(tmp_path: Path) -> None:
     assert sum(len(parts) > 0 for parts in answers if parts != "refused") >= 12
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("fault", SQL_FAULTS, ids=lambda f: f"{f.world}: {f.old}")
 def test_a_fault_in_the_sql_is_detected(fault: ReaderFault, tmp_path: Path) -> None:
     macro = sql_block("macro")
@@ -117,6 +119,7 @@ def is_found_out(reader: SqlReader | NodeReader, fault: ReaderFault, folder: Pat
     return any(answer(reader, root, at) != answer(LibraryReader(), root, at) for at in world.moments)
 
 
+@pytest.mark.sampled(days=3)
 def test_errors_name_the_problem_and_the_object(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     for name, in_sql, in_javascript in [
         ("a torn listing", "torn; ask again", "were torn"),
@@ -193,7 +196,7 @@ def by_text(result: list[tuple[Any, ...]]) -> list[str]:
     return sorted(map(repr, result))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_both_readers_agree_after_every_verb(shared_place: Place, readers: Readers) -> None:
     options = shared_place.storage_options
     table = Table.create(shared_place.uri, partition_by=["k AS p"], sort_by=["n"], storage_options=options)
@@ -207,6 +210,7 @@ def test_both_readers_agree_after_every_verb(shared_place: Place, readers: Reade
     assert answer(readers[1], table.uri, 1_700_000_000_000) == answer(readers[0], table.uri, 1) == "refused"
 
 
+@pytest.mark.sampled(days=3)
 def test_both_readers_agree_on_a_table_in_two_stores(tmp_path: Path, sql: SqlReader, javascript: NodeReader) -> None:
     table = Table.create(tmp_path / "data", partition_by=["k AS p"], sort_by=["n"], log_uri=tmp_path / "log")
     for n, _ in enumerate(islice(steps(table), STEPS // 2)):
@@ -230,7 +234,7 @@ V3_STEPS: list[Callable[[V3Program], object]] = [
 ]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_both_readers_agree_on_a_table_that_v3_programs_wrote(shared_place: Place, readers: Readers) -> None:
     v3 = V3Program.at(shared_place, rising(), host="v3-host.e7")
     v3.insert({"u=a/d=2026-11-20": rows(1, 2), "u=b/d=2026-11-21": rows(3)}, SCHEMA)
@@ -293,6 +297,7 @@ def run_machine(examples: int, steps: int, readers: Readers, folder: Path) -> No
     run_state_machine_as_test(machine, settings=settings(_settings(examples), stateful_step_count=steps))
 
 
+@pytest.mark.sampled(days=3)
 def test_both_readers_agree_on_random_histories(sql: SqlReader, javascript: NodeReader, tmp_path: Path) -> None:
     run_machine(2, 12, (sql, javascript), tmp_path)
 
@@ -356,6 +361,7 @@ def test_every_answer_is_complete_during_merges_and_cleanup(sql: SqlReader, loca
 # ------------------------------------------------------------------------------------------------ rows, in SQL
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_of_evolved_schemas_and_partitions_are_read(sql: SqlReader, local: Place) -> None:
     table = Table.create(local.uri, partition_by=["city", "d"])
     table.insert([{"city": c, "d": "2026-11-21", "n": n} for n, c in enumerate(["New York", "a/b", "50%", "東京", ""])])
@@ -428,6 +434,7 @@ def test_the_command_prints_parts_as_lines_and_as_json() -> None:
     assert len(printed) == 2
 
 
+@pytest.mark.sampled(days=3)
 def test_partitions_are_selected_by_their_values(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["city"])
     table.insert([{"city": c, "n": 1} for c in ("50% = x/y", None, "", "東京")])
@@ -437,6 +444,7 @@ def test_partitions_are_selected_by_their_values(local: Place) -> None:
     assert command(local.uri, "--where-partition", "city=Rome").stdout == ""
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -460,6 +468,7 @@ def test_invalid_arguments_of_the_command_are_errors(arguments: list[str], messa
     assert "    at " not in done.stderr, "a stack trace was printed"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_denied_requests_of_the_command_print_no_secret(s3: Place) -> None:
     Table.create(s3.uri, storage_options=s3.storage_options).insert([{"n": 1}])
@@ -531,6 +540,7 @@ class PagedBucket(BaseHTTPRequestHandler):
         """Prints nothing."""
 
 
+@pytest.mark.sampled(days=3)
 def test_long_listings_are_paged_and_503_is_retried(local: Place) -> None:
     table = Table.create(local.uri)
     for n in range(7):

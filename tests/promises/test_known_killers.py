@@ -232,7 +232,7 @@ def test_a_time_before_the_horizon_is_expired_and_never_wrong(place: Any) -> Non
 # ------------------------------------------------------------------------------------------ more than a page
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 def test_more_than_a_thousand_log_files_are_read_merged_and_cleaned_up(place: Any) -> None:
     table = Table.create(place.uri, storage_options=place.storage_options)
     table.insert([{"n": 0}])

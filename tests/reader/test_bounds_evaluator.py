@@ -186,6 +186,7 @@ def check_against_brute_force(parts: list[tuple[str, str, list[list[str]]]], pre
                 assert holding <= bounded.kept(predicate), predicate
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=8)
 @given(rows_of_parts(), st.lists(PREDICATES, min_size=5, max_size=5))
@@ -226,6 +227,7 @@ def test_conditions_that_bounds_cannot_decide_are_omitted() -> None:
 # ------------------------------------------------------------------------------------------ many parts
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_hundred_thousand_parts_are_pruned_in_one_query() -> None:
     def many() -> Iterator[Part]:

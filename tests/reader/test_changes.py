@@ -79,6 +79,7 @@ MOVES: dict[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("move", MOVES)
 def test_only_appends_and_overwrites_add_rows(table: Table, clock: ManualClock, move: str) -> None:
     insert(table, 0, 1, 2)
@@ -152,6 +153,7 @@ def test_a_consumer_behind_cleanup_gets_snapshot_expired(table: Table, clock: Ma
     assert numbers(table.changes(raised.value.horizon_ms)) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_consumer_that_keeps_up_is_not_behind_cleanup(table: Table, clock: ManualClock) -> None:
     cursor, got = None, []

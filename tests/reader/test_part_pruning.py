@@ -81,6 +81,7 @@ def all_rows(events: Table) -> Any:
     return events.query("SELECT * FROM t").to_arrow_table()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("where", "parts"), PLAIN)
 def test_a_predicate_prunes_parts_by_the_log(events: Table, all_rows: Any, where: str, parts: int) -> None:
     current = events.snapshot()
@@ -130,6 +131,7 @@ def test_a_predicate_beyond_the_maximum_depth_is_rejected(events: Table) -> None
     assert all(refused)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_current_time_is_evaluated_once(memory: Place) -> None:
     table = Table.create(memory.uri, sort_by=["moment"])
@@ -358,6 +360,7 @@ def check_same_result(table: Table, sql: str) -> None:
         assert pruned == result(), sql
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=10)
 @given(sql=queries())

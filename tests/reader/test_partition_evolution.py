@@ -26,6 +26,7 @@ def table(place: Any) -> Table:
     return table
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_of_the_old_partitioning_have_the_new_columns(table: Table) -> None:
     rows = table.query("SELECT month, odd, count(*) FROM t GROUP BY ALL ORDER BY ALL").fetchall()
     assert rows == [("2026-01", 0, 4), ("2026-01", 1, 2), ("2026-02", 0, 3), ("2026-02", 1, 1)]
@@ -34,12 +35,14 @@ def test_rows_of_the_old_partitioning_have_the_new_columns(table: Table) -> None
     assert table.snapshot().partition_schema == {"month": "VARCHAR", "odd": "BIGINT"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("where", "rows"), [("month = '2026-01'", 6), ("odd = 1", 3), ("month IS NULL", 0)])
 def test_a_predicate_over_the_new_columns_selects_old_rows(table: Table, where: str, rows: int) -> None:
     assert table.query("SELECT count(*) FROM t", where=where).fetchone() == (rows,)
     assert table.snapshot().to_arrow(where=where).num_rows == rows
 
 
+@pytest.mark.sampled(days=3)
 def test_a_predicate_does_not_drop_partitions_without_its_columns(table: Table) -> None:
     assert table.drop_partitions("month IS NULL OR month < '2026-02'").parts == ()
     assert table.drop_partitions("month = '2026-02'").rows == 4
@@ -47,6 +50,7 @@ def test_a_predicate_does_not_drop_partitions_without_its_columns(table: Table) 
     assert table.query("SELECT count(*), min(month) FROM t").fetchone() == (5, "2026-01")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_maintenance_keeps_the_rows_of_both_partitionings(table: Table) -> None:
     expected = table.query("SELECT * FROM t ORDER BY ALL").fetchall()
@@ -61,6 +65,7 @@ def test_maintenance_keeps_the_rows_of_both_partitionings(table: Table) -> None:
     assert table.query("SELECT DISTINCT * FROM t ORDER BY ALL").fetchall() == left
 
 
+@pytest.mark.sampled(days=3)
 def test_an_earlier_partitioning_can_be_restored(table: Table) -> None:
     table.alter(partition_by=[DAY])
     days = table.query("SELECT DISTINCT day FROM t ORDER BY day").fetchall()

@@ -268,7 +268,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.process
 def test_the_code_server_answers_its_health_check_and_has_the_projects_jobs(project: Path, tmp_path: Path) -> None:
     port = free_port()

@@ -82,7 +82,7 @@ def _zstd(text: str) -> bytes:
     return bytes(pa.Codec("zstd").compress(text.encode(), asbytes=True))
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=3, days=3)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_paths_lists_and_globs_are_united_by_column_name(folder: SourceFiles, kind: str) -> None:
     one, two = WRITERS[kind](folder, "one", 1), WRITERS[kind](folder, "two", 2)
@@ -294,6 +294,7 @@ def test_json_texts_are_unchanged_and_numbers_exact(folder: SourceFiles) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("number", "type_", "value"),
     [
@@ -464,6 +465,7 @@ def test_a_csv_file_with_only_a_header_has_no_rows(here: SourceFiles) -> None:
 # ------------------------------------------------------------------------------------------ memory
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_files_are_read_in_a_stream(here: SourceFiles, tmp_path: Path) -> None:
     """A bounded amount is read before the first row, because the stream consists of chunks."""

@@ -61,6 +61,7 @@ ROUND_TRIPS: list[tuple[str, str, list[Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("type_", "values"), [c[1:] for c in ROUND_TRIPS], ids=[c[0] for c in ROUND_TRIPS])
 def test_python_values_are_unchanged_and_have_their_type(type_: str, values: list[Any]) -> None:
     batch = read([{"a": v} for v in values])
@@ -476,6 +477,7 @@ def test_a_failing_lazy_query_is_rejected() -> None:
         read(pl.LazyFrame({"a": [1]}).select("nowhere"))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_lazy_frame_of_many_rows_is_read_completely() -> None:
     n = 300_000
@@ -625,6 +627,7 @@ def _in_nanoseconds(kind: str, ns: int) -> Any:
     return pa.table({"a": pa.array([None, [ns]], element)})
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "kind",
     ["pandas", "polars", "lazy", "reader", "record batch", "struct", "dictionary", "run ends", "map", "nested", "list",

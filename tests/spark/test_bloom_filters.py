@@ -22,7 +22,7 @@ def batch(first: int) -> pa.Table:
     return pa.table({"n": numbers, "user": [f"user {n * 7919 % 1000}" for n in numbers]})
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_spark_finds_the_same_rows_with_and_without_filters(spark: SparkSession, create: Create) -> None:
     table = create(batch(0))
     table.alter(bloom_filters=["user", "n"])

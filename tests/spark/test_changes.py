@@ -109,7 +109,7 @@ def test_a_stream_with_since_where_and_columns(spark: Any, table: Table, tmp_pat
     assert stream.run() == [2, 4, 6]
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_repeated_batch_has_the_same_rows(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     stream = Stream(spark, table, tmp_path)
@@ -131,6 +131,7 @@ def test_a_repeated_batch_has_the_same_rows(spark: Any, table: Table, tmp_path: 
     assert batches == [[0, 1, 2], [0, 1, 2], [3]]
 
 
+@pytest.mark.sampled(days=6)
 def test_a_stream_from_table_to_table_is_exact(spark: Any, table: Table, tmp_path: Path) -> None:
     copy = Table.create(str(tmp_path / "copy"), sort_by=["n"])
     copy.insert([{"k": -1, "n": -1}])

@@ -92,7 +92,7 @@ def tuples(answer: list[list[Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in answer]
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_tasks_run_in_the_expected_number_of_executors(cluster: Cluster) -> None:
     executors = cluster.driver.ask("executors")
     assert len(executors) == 4
@@ -156,7 +156,7 @@ def test_a_job_sends_few_requests_beside_its_parts(cluster: Cluster, table: Tabl
     }
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_failed_job_has_its_reason_in_the_first_line(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     with pytest.raises(RemoteError) as missing:
         cluster.driver.ask("append", place={**place, "path": place["path"] + "-not"}, first=0, last=1)

@@ -89,6 +89,7 @@ def touching(path: Path) -> Any:
     return F.udf(touch, "long")("n")
 
 
+@pytest.mark.sampled(days=3)
 def test_tasks_run_in_executors_that_are_other_processes(spark: SparkSession) -> None:
     def ancestors(_rows: Iterator[int]) -> Iterator[str]:
         import time
@@ -108,7 +109,7 @@ def test_tasks_run_in_executors_that_are_other_processes(spark: SparkSession) ->
     assert {line.split(" ", 1)[1] for line in executors} == {sys.executable}
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_job_of_many_tasks_is_one_commit(spark: SparkSession, create_shared: Create) -> None:
     target = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
     target.write(numbers(spark, *range(40), tasks=4))
@@ -123,6 +124,7 @@ def test_a_job_of_many_tasks_is_one_commit(spark: SparkSession, create_shared: C
     assert [n for n, *_ in target.rows()] == list(range(50))
 
 
+@pytest.mark.sampled(days=3)
 def test_each_part_of_a_task_is_sorted(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["n % 3 AS third"], sort_by=["label", "n"])
     frame = numbers(spark, *((i * 7919) % 1009 for i in range(1009)), tasks=2, label="cast(n % 5 AS string)")
@@ -164,6 +166,7 @@ FULL = {name: value for name, (_, value, _) in COLUMNS.items()}
 NULLS = dict.fromkeys(COLUMNS) | {"id": 2}
 
 
+@pytest.mark.sampled(days=3)
 def test_duckdb_and_spark_read_back_values_of_every_type(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["id"])
     target.write(spark.createDataFrame([FULL, NULLS], TYPES))
@@ -198,7 +201,7 @@ def test_the_session_timezone_changes_no_instant(spark: SparkSession, create: Cr
 PLACES = ["Zürich", "日本/東京", "a=b&c", "..", "100%", 'it\'s "x"', " ", "", None]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_any_text_and_null_can_be_a_partition_value(spark: SparkSession, create_shared: Create) -> None:
     target = create_shared(partition_by=["place"])
     target.write(spark.createDataFrame(list(enumerate(PLACES)), "id INT, place STRING").repartition(2))
@@ -207,6 +210,7 @@ def test_any_text_and_null_can_be_a_partition_value(spark: SparkSession, create_
     assert target.table.query("SELECT id FROM t", where="place IS NULL").fetchall() == [(len(PLACES) - 1,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["label"], sort_by=["n"])
     target.write(numbers(spark, 1).where("n < 0"))
@@ -226,6 +230,7 @@ def test_an_append_may_add_a_column_and_omit_one(spark: SparkSession, create: Cr
     assert len(target.log_files()) == 2
 
 
+@pytest.mark.sampled(days=3)
 def test_a_column_of_nulls_gets_its_type_later(spark: SparkSession, create: Create) -> None:
     target = create()
     target.write(spark.sql("SELECT 1 AS n, null AS later"))
@@ -235,6 +240,7 @@ def test_a_column_of_nulls_gets_its_type_later(spark: SparkSession, create: Crea
     assert target.rows("n, later") == [(1, None), (2, "now"), (3, None)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_conflicting_column_is_rejected_before_any_task(spark: SparkSession, create: Create, tmp_path: Path) -> None:
     target = create(sort_by=["n"])
     target.write(numbers(spark, 1))
@@ -248,6 +254,7 @@ def test_a_conflicting_column_is_rejected_before_any_task(spark: SparkSession, c
     assert (tmp_path / "ran").exists()  # the frame does leave a trace, when a task runs
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("query", "message"),
     [
@@ -282,6 +289,7 @@ def test_a_path_is_required_and_must_be_of_a_table(spark: SparkSession, tmp_path
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.sampled(days=3)
 def test_errors_of_a_bucket_or_credentials_contain_no_secret(spark: SparkSession, s3: Any) -> None:
     target = _create(s3)
     wrong = "sEcReT-that-must-not-be-shown"
@@ -299,6 +307,7 @@ def test_errors_of_a_bucket_or_credentials_contain_no_secret(spark: SparkSession
     assert target.log_files() == []
 
 
+@pytest.mark.sampled(days=3)
 def test_a_failed_task_prints_no_secret(spark: SparkSession, s3: Any) -> None:
     target = _create(s3, partition_by=["n // 0 AS d", "CAST(label AS INTEGER) AS i"])
     with pytest.raises(PySparkException, match="Could not convert string 'a' to INT32") as error:
@@ -307,7 +316,7 @@ def test_a_failed_task_prints_no_secret(spark: SparkSession, s3: Any) -> None:
     assert target.log_files() == target.objects() == []
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_overwrite_replaces_all_rows_in_one_commit(spark: SparkSession, create_shared: Create) -> None:
     target = create_shared(partition_by=["label"], sort_by=["n"])
     target.write(numbers(spark, 1, 2))
@@ -333,6 +342,7 @@ def test_the_dynamic_session_setting_does_not_truncate_the_table(spark: SparkSes
     assert target.rows() == [(1, "kept")]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_overwrite_without_rows_is_rejected_and_deletes_nothing(spark: SparkSession, create: Create) -> None:
     target = create()
     target.write(numbers(spark, 1))
@@ -372,6 +382,7 @@ def test_a_job_whose_task_fails_leaves_nothing_visible(spark: SparkSession, crea
     assert target.rows("n") == [(1,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_task_that_succeeds_at_its_second_attempt_writes_each_row_once(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["n"])
 
@@ -396,6 +407,7 @@ os.kill(executor, signal.SIGKILL)
 """
 
 
+@pytest.mark.sampled(days=3)
 def test_an_executor_killed_during_its_parts_writes_each_row_once(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["n"])
     folder = target.table.uri

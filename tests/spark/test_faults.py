@@ -49,7 +49,7 @@ from tests.support.waiting import SECONDS_MAX, wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(scene: SparkScene) -> None:
     refused = refuse_first_part(scene.proxy)
     scene.append()
@@ -57,6 +57,7 @@ def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(scen
     scene.check(range(100), log_files=2)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_python_worker_killed_during_its_parts_writes_each_row_once(scene: SparkScene) -> None:
     killed = []
 
@@ -157,6 +158,7 @@ def test_a_killed_driver_leaves_all_or_none(scene: SparkScene, moment: str, spar
     scene.check(range(100), log_files=2)
 
 
+@pytest.mark.sampled(days=3)
 def test_an_abort_keeps_a_commit_whose_response_was_lost(scene: SparkScene) -> None:
     """The log file is put, its response is lost, and the store goes down: Spark calls abort after a commit."""
 
@@ -177,6 +179,7 @@ def test_an_abort_keeps_a_commit_whose_response_was_lost(scene: SparkScene) -> N
     scene.check(range(100), has_orphans=False)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_job_succeeds_after_one_lost_response(scene: SparkScene) -> None:
     def lose(_: HttpRequest) -> None:
         raise ConnectionResetError
@@ -234,6 +237,7 @@ def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(scene: S
     scene.check(range(100))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [

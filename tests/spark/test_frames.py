@@ -33,7 +33,7 @@ def numbers(spark: SparkSession, *values: int, tasks: int = 2) -> DataFrame:
     return spark.createDataFrame([(v,) for v in values], "n long").repartition(tasks, "n")
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_insert_and_overwrite_return_the_commit(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["n % 2 AS parity"], sort_by=["n"])
     first = table.insert(numbers(spark, *range(10), tasks=3))
@@ -56,6 +56,7 @@ def test_insert_and_overwrite_return_the_commit(spark: SparkSession, create_shar
     assert content(table) == [(20,), (21,)]
 
 
+@pytest.mark.sampled(days=6)
 def test_the_table_sees_the_columns_of_a_job_immediately(spark: SparkSession, create: Create) -> None:
     table = create(numbers(spark, 1))
     assert table.schema() == {"n": "BIGINT"}
@@ -107,6 +108,7 @@ def test_a_transaction_that_another_writer_commits_meanwhile_is_repeated(spark: 
     assert content(table) == [(0,), (7,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_frame_without_rows_is_no_commit_and_no_overwrite(spark: SparkSession, create: Create) -> None:
     table = create()
     empty = numbers(spark, 1).where("n < 0")
@@ -151,12 +153,13 @@ def test_a_table_with_views_rejects_a_frame_but_not_its_arrow_rows(spark: SparkS
     assert content(view) == content(table) == [(1,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_options_of_the_table_reach_the_job(spark: SparkSession, local: Any) -> None:
     table = Table.create(local.uri, storage_options={"fsync": "false"}, sort_by=["n"])
     assert table.insert(numbers(spark, 1), memory_bytes=128 * 1024 * 1024).rows == 1
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_each_task_runs_the_insert_query_over_its_rows(spark: SparkSession, create_shared: Create) -> None:
     query = "SELECT n % 10 AS bucket, count(*) AS rows, sum(n)::BIGINT AS total FROM _rows GROUP BY ALL"
     table = create_shared(insert_query=query, merging=Aggregating(by=("bucket",), sum=("rows", "total")))
@@ -168,6 +171,7 @@ def test_each_task_runs_the_insert_query_over_its_rows(spark: SparkSession, crea
     assert content(table, "bucket, rows, total") == expected
 
 
+@pytest.mark.sampled(days=3)
 def test_a_task_without_rows_runs_no_query(spark: SparkSession, create: Create) -> None:
     table = create(insert_query="SELECT count(*) AS rows FROM _rows")
     assert table.insert(numbers(spark, 1, tasks=4)).rows == 1
@@ -191,6 +195,7 @@ def test_rows_get_ids_and_counts_from_each_task(spark: SparkSession, create: Cre
     assert content(table, "n, seen") == [(n, 2 if n < 10 else 1) for n in range(20)]
 
 
+@pytest.mark.sampled(days=3)
 def test_replacing_tables_take_frames(spark: SparkSession, create: Create) -> None:
     table = create(merging=Replacing(by=("n",), version="v"))
     for v in (2, 1):
@@ -198,6 +203,7 @@ def test_replacing_tables_take_frames(spark: SparkSession, create: Create) -> No
     assert table.query("SELECT n, v FROM final ORDER BY ALL").fetchall() == [(1, 2), (2, 2)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_required_column_that_is_null_in_some_task_fails_the_job(spark: SparkSession, create: Create) -> None:
     table = create(required=["v"])
     frame = numbers(spark, *range(8), tasks=4)
@@ -209,6 +215,7 @@ def test_a_required_column_that_is_null_in_some_task_fails_the_job(spark: SparkS
     assert table.insert(frame.selectExpr("n", "n AS v")).rows == 8
 
 
+@pytest.mark.sampled(days=3)
 def test_only_declared_columns_are_accepted_with_their_types(spark: SparkSession, create: Create) -> None:
     table = create(schema={"n": "BIGINT"}, schema_policy="declared")
     with pytest.raises(UnknownColumn, match="extra"):
@@ -218,7 +225,7 @@ def test_only_declared_columns_are_accepted_with_their_types(spark: SparkSession
     assert table.insert(numbers(spark, 1)).rows == 1
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_rows_choose_their_partitions_in_every_task(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared(partition_by=["n AS d"])
     frame = numbers(spark, *range(6), tasks=3).selectExpr(

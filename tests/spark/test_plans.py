@@ -58,13 +58,14 @@ def test_a_filter_of_one_query_stays_with_that_query(spark: SparkSession, table:
     assert copy.snapshot().rows == ROWS
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.usefixtures("pushdown")
 def test_spark_evaluates_every_filter(spark: SparkSession, table: Table) -> None:
     plan = plan_of(spark.read.format("icedb").load(table.uri).where("k < 2")).rpartition("== Physical Plan ==")[2]
     assert "Filter (" in plan
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_results_equal_a_fresh_frame(
     spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path

@@ -85,6 +85,7 @@ READABLE = """
 """
 
 
+@pytest.mark.sampled(days=3)
 def test_types_of_spark_are_read_unchanged(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(rows_of(READABLE), partition_by=["n % 3 AS third", "strftime(day, '%Y') AS y"], sort_by=["n"])
     frame = icedb_spark.read(spark, table.uri, engine=engine)
@@ -195,7 +196,7 @@ def _random_row(seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("large", ["false", "true"])
 def test_nested_values_of_every_type_are_read_back(spark: SparkSession, create: Create, large: str) -> None:
     table = create(sort_by=["n"])
@@ -211,6 +212,7 @@ def test_nested_values_of_every_type_are_read_back(spark: SparkSession, create: 
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("type_", ["TIME", "INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "ARRAY<TIME(3)>"])
 def test_a_time_or_an_interval_is_rejected_before_the_write(spark: SparkSession, create: Create, type_: str) -> None:
     table = create()
@@ -260,7 +262,7 @@ VALUES: list[dict[str, list[str | None]]] = [
 ]
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize("columns", VALUES, ids=["first", "second"])
 def test_partition_values_equal_those_of_duckdb(
     spark: SparkSession, create: Create, engine: Any, columns: dict[str, list[str | None]]
@@ -269,7 +271,7 @@ def test_partition_values_equal_those_of_duckdb(
     check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize(
     ("expression", "values", "why"),
     [
@@ -294,7 +296,7 @@ def test_values_that_spark_misparses_are_read_by_duckdb(
     assert rows_read == {n: spelled.get(str(v), v) for n, v in enumerate(values)}
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_partition_columns_and_folders_may_have_any_names(spark: SparkSession, tmp_path: Path, engine: Any) -> None:
     table = icedb.Table.create(
         tmp_path / "a b=c%20" / "d#1,2" / "t", partition_by=['n % 2 AS "the half / %"', 'n AS "É"']
@@ -311,7 +313,7 @@ def test_a_folder_that_spark_treats_as_a_pattern_is_read_by_duckdb(spark: SparkS
     check_same(frame, table.snapshot())
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_data_column_hides_an_equal_partition_column(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}), partition_by=["lower(place) AS place"])
     frame = icedb_spark.read(spark, table.uri, engine=engine)
@@ -342,7 +344,7 @@ def test_the_native_scan_rejects_files_that_spark_skips(spark: SparkSession, cre
         icedb_spark.frame(spark, dataclasses.replace(snapshot, parts=(hidden,)), engine="native")
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_where_skips_partitions_before_parts_are_opened(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(pa.table({"n": list(range(9))}), partition_by=["n % 3 AS third"])
     snapshot = table.snapshot()
@@ -372,7 +374,7 @@ def test_parts_of_an_older_partitioning_are_filtered_by_rows(spark: SparkSession
 # ------------------------------------------------------------------------------------------ snapshots
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_frame_is_one_snapshot_despite_later_writes(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(pa.table({"n": [1, 2]}), partition_by=["n % 2 AS half"])
     first = table.snapshot()
@@ -403,7 +405,7 @@ def test_a_dropped_column_is_hidden_and_rejected(spark: SparkSession, create: Cr
     assert table.snapshot().rows == 2
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize("way", ["read", "frame", "data source"])
 def test_a_read_has_the_columns_of_its_time(spark: SparkSession, create: Create, engine: Any, way: str) -> None:
     """Also after an alter with another partitioning and a declared column, and after a merge."""
@@ -420,7 +422,7 @@ def test_a_read_has_the_columns_of_its_time(spark: SparkSession, create: Create,
         assert sorted(row["a"] for row in frame.collect()) == values
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_missing_columns_of_parts_are_null(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(pa.table({"n": [1]}), schema={"declared": "STRUCT(x INTEGER)[]"})
     table.insert(pa.table({"label": ["b"], "n": [2]}))
@@ -549,6 +551,7 @@ def test_executors_read_from_s3_without_hadoop_and_no_text_has_the_secret(spark:
         icedb_spark.read(spark, s3.uri, storage_options=s3.storage_options, engine="native", columns=["n"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_denied_access_is_reported_without_the_secret(spark: SparkSession, s3: Any, s3_server: Any) -> None:
     table = icedb.Table.create(s3.uri, storage_options=s3.storage_options)
@@ -601,6 +604,7 @@ def test_invalid_addresses_and_predicates_are_rejected(spark: SparkSession, crea
         icedb_spark.read(spark, table.uri, engine="java")  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -624,6 +628,7 @@ def test_unknown_options_are_rejected(
         spark.read.format("icedb").options(**options).load(table.uri)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_schema_of_the_caller_must_equal_the_table_s(spark: SparkSession, create: Create) -> None:
     table = create(pa.table({"n": [1], "word": ["a"]}))
     source = spark.read.format("icedb")

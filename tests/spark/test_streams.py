@@ -95,6 +95,7 @@ def test_each_batch_is_one_commit_and_a_stream_continues(scene: SparkScene, sour
     scene.check(source.numbers, log_files=1 + 5, has_orphans=False)
 
 
+@pytest.mark.sampled(days=6)
 def test_a_deleted_checkpoint_begins_a_new_stream(scene: SparkScene, source: EventFolder) -> None:
     source.arrive(2)
     source.stream(scene.driver)
@@ -103,7 +104,7 @@ def test_a_deleted_checkpoint_begins_a_new_stream(scene: SparkScene, source: Eve
     scene.check(sorted(2 * source.numbers))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize(
     ("batches", "files_per_batch", "reason"),
     [
@@ -241,7 +242,7 @@ def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]
         watcher.join()
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.parametrize(
     ("kills", "moments", "files"),
     [

@@ -49,6 +49,7 @@ def content(table: icedb.Table) -> list[tuple[Any, ...]]:
     return table.query("SELECT p, count(*), min(n), max(n) FROM t GROUP BY p ORDER BY p").fetchall()
 
 
+@pytest.mark.sampled(days=3)
 def test_without_a_shuffle_each_task_writes_all_its_partitions(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"], sort_by=["n"])
     commit = icedb_spark.write(numbers(spark, 400), table.uri, distribution="none")
@@ -79,6 +80,7 @@ def test_the_distribution_is_chosen_by_size(
     assert (choice.distribution, choice.tasks_max) == (distribution, tasks_max)
 
 
+@pytest.mark.sampled(days=3)
 def test_the_size_is_known_for_frames_that_only_read(spark: SparkSession, tmp_path: Path) -> None:
     numbers(spark, 1_000).write.parquet(str(tmp_path / "numbers"))
     files = spark.read.parquet(str(tmp_path / "numbers"))
@@ -97,7 +99,7 @@ def test_the_size_is_known_for_frames_that_only_read(spark: SparkSession, tmp_pa
         assert source_bytes(computed) is None
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize(
     ("spec", "how", "shuffle_bytes_min", "chosen", "parts"),
     [
@@ -145,6 +147,7 @@ def test_with_a_shuffle_each_partition_is_one_part_in_one_commit(spark: SparkSes
     assert table.verify().problems == ()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_partition_with_most_of_the_rows_is_written_by_several_tasks(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"], sort_by=["n"])
     frame = numbers(spark, 20_000, expression="CASE WHEN id % 10 < 7 THEN 3 ELSE id % 10 END")
@@ -275,6 +278,7 @@ def test_a_table_with_an_insert_query_cannot_be_distributed(spark: SparkSession,
     assert sorted(partitions(table)) == ["p=0", "p=1", "p=2"]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_large_partition_is_split_by_part_bytes(spark: SparkSession, create: Create) -> None:
     table = create(sort_by=["n"])
     frame = spark.range(0, 200_000, 1, 1).selectExpr("id AS n", "md5(cast(id AS string)) AS text")
@@ -285,7 +289,7 @@ def test_a_large_partition_is_split_by_part_bytes(spark: SparkSession, create: C
     assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(200_000, 200_000)]
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize(
     "how",
     [
@@ -304,6 +308,7 @@ def test_an_overwrite_replaces_its_partitions(spark: SparkSession, create_shared
     assert table.snapshot().epoch == 2
 
 
+@pytest.mark.sampled(days=3)
 def test_only_named_partitions_are_emptied(spark: SparkSession, create: Create) -> None:
     table = create([{"n": n, "p": n % 4} for n in range(40)], partition_by=["p"])
     frame = spark.createDataFrame([(100, 1)], "n long, p long")
@@ -332,7 +337,7 @@ def test_rows_outside_the_named_partitions_are_rejected(spark: SparkSession, cre
     assert len(part_keys(table)) == 1
 
 
-@pytest.mark.sampled(cases=10)
+@pytest.mark.sampled(cases=10, days=3)
 @pytest.mark.parametrize(
     ("mode", "how", "message"),
     [
@@ -436,6 +441,7 @@ def test_a_predicate_may_start_like_a_list(spark: SparkSession, create: Create) 
     assert [p for p, *_ in content(table)] == [0, 1, 3]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_transaction_is_written_once(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"])
     first = icedb_spark.write(numbers(spark, 10), table.uri, txn=("job", 1), distribution="partition")

@@ -43,6 +43,7 @@ def rows_of(table: Table, relation: str, columns: str = "*", **options: Any) -> 
 # ------------------------------------------------------------------------------------------ each kind
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_dedup_keeps_one_row_of_each_key(place: Any) -> None:
     table = make(place, partition_by=("p",), merging=Dedup(by=("k",)))
@@ -71,6 +72,7 @@ def test_rows_that_are_inserted_again_with_their_ids_are_kept_once(memory: Any) 
     assert rows_of(table, "t", "k") == [(1,)] * 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_replacing_keeps_the_newest_row_of_each_key(place: Any) -> None:
     table = make(place, sort_by=("k",), merging=Replacing(by=("k",), version="at"))
@@ -86,6 +88,7 @@ def test_replacing_keeps_the_newest_row_of_each_key(place: Any) -> None:
     assert pq.read_table(body)["k"].to_pylist() == [1, 2, 3], "sorted"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_aggregating_sums_counts_and_bounds(place: Any) -> None:
     merging = Aggregating(by=("k",), sum=("s", "d"), min=("low",), max=("high",), any=("name",), count="n")
@@ -410,7 +413,7 @@ class AggregatingMachine(MergingMachine):
     choose = staticmethod(aggregate_of)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=6)
 @pytest.mark.long
 @pytest.mark.parametrize("machine", [MergingMachine, ReplacingMachine, AggregatingMachine])
 def test_random_batches_and_merges(machine: type[MergingMachine]) -> None:

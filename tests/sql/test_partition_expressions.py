@@ -40,6 +40,7 @@ def test_an_expression_that_depends_on_time_or_chance_is_rejected(expression: st
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("folder", ["a=777", "x=777", "A=1/X=2", "env=prod/d=1999"])
 def test_a_folder_above_the_table_that_looks_like_a_partition_changes_nothing(folder: str, place: Place) -> None:
     table = created(place.below(f"{folder}/t"), partition_by=["a", "b AS x"])
@@ -67,6 +68,7 @@ def test_a_later_column_cannot_take_a_partition_columns_name(tmp_path: Path) -> 
     assert plain.query("SELECT day FROM t").fetchall() == [("x",), ("x",)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", ["rowid", "RowId", "select", "order", 'a"b', "a b", "t", "staged", "filename"])
 @pytest.mark.parametrize("values", [[7, 3], ["x", "1 AND 5"]])
 def test_a_column_may_have_any_name(name: str, values: list[Any], tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_no_query_does_more_than_read(table: Table, tmp_path: Path, sql: str, sa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["secret.csv", "table"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("sql", READS)
 def test_a_sandboxed_query_reads_the_table_and_nothing_else(table: Table, tmp_path: Path, sql: str) -> None:
     local_rows = [1]
@@ -123,6 +124,7 @@ def test_a_sandboxed_query_reads_the_table_and_nothing_else(table: Table, tmp_pa
         table.query(written(sql, table, tmp_path), sandbox=True)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "sql",
     [

@@ -409,6 +409,7 @@ def test_macros_that_read_the_catalog_are_rejected() -> None:
     assert accepted(names) == set()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -442,6 +443,7 @@ def output(query: str, *, new_columns: bool = True, needed: tuple[str, ...] = ("
     )  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "query",
     [
@@ -515,6 +517,7 @@ UNNAMED = """
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("item", [item.strip() for item in UNNAMED.split(";")])
 def test_a_column_without_a_name_is_rejected(item: str, rows: duckdb.DuckDBPyConnection) -> None:
     checked = check(f"SELECT {item} FROM _rows AS r{' GROUP BY ALL' if 'first' in item else ''}")
@@ -623,6 +626,7 @@ def test_attacks_without_checks_trigger_the_canary(attack: str, tmp_path: Path) 
             canary.check(result)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(data=st.data())
 def test_a_random_query_is_accepted_only_if_it_reads_its_rows_alone(
@@ -666,6 +670,7 @@ TOKENS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(data=st.data())
 def test_accepted_queries_with_pieces_of_attacks_touch_nothing(

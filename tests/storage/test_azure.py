@@ -85,6 +85,7 @@ def test_spark_rejects_azure() -> None:
 # ------------------------------------------------------------------------------------------ with the emulator
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.azure
 def test_a_table_works_in_azure(azure: Place) -> None:
     events = icedb.Table.create(azure.uri, partition_by=["day"], sort_by=["n"], storage_options=azure.storage_options)

@@ -52,6 +52,7 @@ def test_a_function_is_called_for_the_current_credentials(s3: Place, keys: Rotat
     assert len(set(keys.issued)) == 5
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_boto3_session_is_called_for_the_current_credentials(s3: Place, keys: RotatingKeys, profile: str) -> None:
     session = boto3.Session(profile_name=profile)

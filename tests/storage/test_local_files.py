@@ -178,6 +178,7 @@ def _create_in_process(uri: str, number: int) -> bool:
     return True
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_of_many_creating_processes_one_wins_with_a_complete_object(local: Any) -> None:
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:

@@ -85,7 +85,7 @@ def pair(request: pytest.FixtureRequest) -> StorePair:
     return StorePair(request.param, request)
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.long
 def test_a_table_works_with_its_log_elsewhere(pair: StorePair) -> None:
     table = pair.create(partition_by=["d"], sort_by=["n"])

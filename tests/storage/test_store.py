@@ -234,6 +234,7 @@ def test_a_wrong_secret_is_denied_and_not_shown(
     assert all(storage_options["AWS_ACCESS_KEY_ID"] not in text for text in texts[4:])
 
 
+@pytest.mark.sampled(days=3)
 def test_an_unreachable_endpoint_is_unavailable(storage_options: dict[str, str]) -> None:
     options = storage_options | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
     with pytest.raises(StoreUnavailable, match="Check the endpoint") as caught:

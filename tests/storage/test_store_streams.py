@@ -58,6 +58,7 @@ async def _begin(store: ObjectStore, key: str, start: int, stop: int) -> None:
     await open_stream(store, key, start, stop)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("start", "stop"),
     [
@@ -294,6 +295,7 @@ def test_a_server_that_stops_raises_unavailable_after_its_last_piece() -> None:
     assert "secret" not in str(error)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_reader_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "REQUEST_TIMEOUT", timedelta(seconds=1))

@@ -7,9 +7,9 @@
 
 `@pytest.mark.sampled` marks a test with many cases. The short run has a sample in which each pair of values of two
 parameters occurs, so a test with one parameter keeps all its values; `sampled(cases=3)` has three cases a day, in a
-fixed order, so that all cases run within some days. `sampled(days=3)` is for a test whose promise another test of the
-short run shows too: it runs every third day, and its file's other tests of this kind on the days between. The day
-determines the sample. It is printed, and `--day` repeats it.
+fixed order, so that all cases run within some days. `sampled(days=3)` is for a slow test without a line of its own:
+other tests of each short run execute all lines of the library that it executes. It runs every third day, and its file's
+other tests of this kind on the days between. The day determines the sample. It is printed, and `--day` repeats it.
 
 `@pytest.mark.slow(seconds=120)` states about how long a test takes: a share has tests for a limited time. A test that
 takes longer than a share is only in `all`.

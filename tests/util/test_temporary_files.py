@@ -146,6 +146,7 @@ table.merge()
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 @pytest.mark.parametrize("program", [INSERTS, REWRITES], ids=["insert", "merge"])
 def test_a_killed_insert_or_merge_leaves_rows_until_the_next_insert(program: str, place: Path, tmp_path: Path) -> None:
@@ -156,6 +157,7 @@ def test_a_killed_insert_or_merge_leaves_rows_until_the_next_insert(program: str
     assert rows(place) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_standard_input_of_a_command_that_is_killed_is_removed_by_the_next_command(place: Path, tmp_path: Path) -> None:
     icedb.Table.create(tmp_path / "table")
@@ -190,6 +192,7 @@ table.query("SELECT email, md5(r::VARCHAR) AS text FROM range(100_000_000) AS s(
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directory(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,7 +91,7 @@ STAGES: dict[str, tuple[Callable[[V3Program], object], list[int]]] = {
 }
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_v3_table_is_read_and_maintained_at_every_stage(shared_place: Place, v3: V3Program, stage: str) -> None:
     prepare, expected = STAGES[stage]
@@ -144,7 +144,7 @@ def test_rows_without_a_partition_are_refused(shared_place: Place, v3: V3Program
     assert agree(shared_place, v3) == [1, 2, 3, 4]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_partition_of_a_v3_table_is_rewritten_and_rows_are_deleted(shared_place: Place, v3: V3Program) -> None:
     table = opened(shared_place)
     table.rewrite_partition("u=a/d=2026-11-20", "SELECT k, n * 10 AS n FROM t")
@@ -172,14 +172,14 @@ RAW = [
 ]
 
 
-@pytest.mark.sampled(cases=4)
+@pytest.mark.sampled(cases=4, days=3)
 @pytest.mark.parametrize("path", RAW)
 def test_raw_paths_of_v3_programs_work_in_a_folder(local: Place, path: str) -> None:
     check_raw_path(local, path)
 
 
 @pytest.mark.s3
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize("path", ["c=New York", "c=it's 50%+#", "c=[o]*", "c=o?her", "c=C:\\temp"])
 def test_raw_paths_of_v3_programs_work_in_a_bucket(s3: Place, path: str) -> None:
     check_raw_path(s3, path)
@@ -217,6 +217,7 @@ def test_a_raw_path_with_a_control_character_is_named(shared_place: Place, char:
     assert sorted(row["n"] for row in v3.rows()) == [1, 2]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_drop_of_a_path_without_names_takes_no_other(shared_place: Place) -> None:
     v3 = V3Program.at(shared_place, rising())
     v3.insert({"raw": rows(1), "other": rows(2), "raw/d=1": rows(3), "d=1": rows(4)}, SCHEMA)
@@ -243,6 +244,7 @@ PATHS: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("case", PATHS)
 def test_types_of_path_columns(local: Place, case: str) -> None:
     paths, expected = PATHS[case]
@@ -292,7 +294,7 @@ CORE_STAGES: list[tuple[str, Callable[[Table], Any]]] = [
 ]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_v3_program_reads_and_appends_to_a_table_of_ours_at_every_stage(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, partition_by=["k AS p"], storage_options=shared_place.storage_options)
     table.insert(rows(1, 2, k="a"))

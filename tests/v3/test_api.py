@@ -79,6 +79,7 @@ def test_the_example_program_of_v3_runs_unchanged(s3: Place) -> None:
     ]
 
 
+@pytest.mark.sampled(days=3)
 def test_counts_of_log_files_and_parts_match_v3(s3: Place) -> None:
     """The counts of a test of v3, with 60 inserts instead of 200."""
     s3c = client(s3)
@@ -154,6 +155,7 @@ def test_the_partition_is_stored_with_preserve_partition(s3: Place) -> None:
     assert rows_of(ice, "SELECT n, _partition FROM rows") == [(1, "p=z")]
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_are_formatted_as_copies_after_their_partition_is_chosen(s3: Place) -> None:
     def format_row(row: dict[str, Any]) -> dict[str, Any]:
         row["p"] = row["p"].upper()
@@ -186,6 +188,7 @@ def test_rows_of_a_part_are_sorted(s3: Place) -> None:
     assert stored == sorted(stored)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("codec", CompressionCodec)
 def test_parts_use_the_chosen_codec(s3: Place, codec: CompressionCodec) -> None:
     ice = program(s3, compression_codec=codec, row_group_size=2048)
@@ -221,6 +224,7 @@ def test_a_program_without_a_function_gives_each_row_its_partition(s3: Place) ->
     assert rows_of(ice, "SELECT n, p FROM rows") == [(1, "z")]
 
 
+@pytest.mark.sampled(days=3)
 def test_threads_share_a_program(s3: Place) -> None:
     ice = program(s3)
     ice.insert(A)
@@ -274,6 +278,7 @@ def test_a_merge_takes_the_partition_with_most_parts_and_its_smallest_ones(s3: P
     assert rows_of(ice, "SELECT count(*) FROM rows") == [(2006,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("source", ["source_files", "read_parquet(?, hive_partitioning=1)"])
 def test_a_merge_query_sees_the_partition_and_its_types_stay(s3: Place, source: str) -> None:
     ice = program(s3, partition_function=lambda row: f"day={row['day']}", sort_order=["k"])
@@ -318,6 +323,7 @@ def test_a_query_without_a_sort_column_causes_a_warning(s3: Place) -> None:
     assert rows_of(ice) == [("a",)] * 6
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "query",
     [
@@ -422,7 +428,7 @@ AWKWARD = [
 ]
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=3, days=3)
 @pytest.mark.parametrize("partition", AWKWARD)
 def test_any_text_may_be_a_partition(s3: Place, partition: str) -> None:
     ice = program(s3, partition_function=lambda _: partition)
@@ -466,7 +472,7 @@ def test_a_partition_that_is_no_text_is_refused(s3: Place, partition: Any) -> No
         program(s3, partition_function=lambda _: partition).insert([{"n": 1}])
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=3, days=3)
 @pytest.mark.parametrize("host", ["a/b", "../x", "ho_st", "m", "", "a'b\"c", "é", "x.e7", "a b\n", "h" * 500])
 def test_a_host_name_is_escaped_in_log_file_names(s3: Place, host: str) -> None:
     ice = program(s3, path_safe_hostname=host)
@@ -519,6 +525,7 @@ def test_a_sort_column_is_not_interpreted_as_sql(s3: Place, column: str) -> None
 # ---------------------------------------------------------------------------------------- clients and stores
 
 
+@pytest.mark.sampled(days=3)
 def test_the_root_of_a_bucket_may_be_the_table(s3: Place) -> None:
     bucket = f"icedb-v3-{now_ms()}"
     client(s3).s3.create_bucket(Bucket=bucket)
@@ -635,6 +642,7 @@ def test_a_spec_in_the_log_does_not_replace_the_programs_own(s3: Place) -> None:
     assert sorted(table.query("SELECT n FROM t").fetchall()) == [(1,), (1,), (2,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_v3_programs_see_the_same_rows_at_every_stage(s3: Place) -> None:
     """Both readers return the same after an insert, an append by v3, a merge, a drop, a rewrite and a cleanup."""
     ice = program(s3)

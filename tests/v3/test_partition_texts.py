@@ -43,7 +43,7 @@ def v3_at(place: Place) -> V3Program:
     return V3Program.at(place, iter(range(now_ms() - 60_000, now_ms())).__next__)
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.s3
 @pytest.mark.parametrize("u", ["a b", "50%", "é", "a/b", "x%2Fy z"])
 def test_a_program_that_quotes_its_text_goes_on_with_its_partition(s3: Place, u: str) -> None:

@@ -212,6 +212,7 @@ def mixed(local: Place) -> Table:
     return table
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("read", READERS, ids=[read.__name__.removeprefix("by_") for read in READERS])
 def test_readers_find_the_same_rows_with_and_without_filters(
     mixed: Table, read: Callable[[Snapshot, str, Any], list[int]]
@@ -249,6 +250,7 @@ def typed(local: Place) -> Table:
     return table
 
 
+@pytest.mark.sampled(days=3)
 def test_duckdb_finds_the_values_of_each_type(typed: Table) -> None:
     snapshot = typed.snapshot()
     for column in FILTERED:
@@ -272,6 +274,7 @@ def test_datafusion_finds_the_values_of_each_type(typed: Table) -> None:
 # ------------------------------------------------------------------------------------------ bad input
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("type_", ["BOOLEAN", "FLOAT", "DOUBLE", "BIGINT[]", "DECIMAL(9,2)[]", "STRUCT(a BIGINT)"])
 def test_a_type_without_a_filter_is_rejected_where_it_is_known(local: Place, type_: str) -> None:
     message = "bloom_filters names 'x', which is .*Remove it from bloom_filters"
@@ -331,6 +334,7 @@ def test_a_column_of_another_program_does_not_stop_inserts(local: Place) -> None
 # ------------------------------------------------------------------------------------------ the spec
 
 
+@pytest.mark.sampled(days=3)
 def test_the_spec_has_the_key_only_if_there_are_columns(local: Place) -> None:
     for name, columns in (("without", []), ("with", ["user"])):
         table = created(local.below(name), bloom_filters=columns)

@@ -65,6 +65,7 @@ def stats_of_file(columns: dict[str, str], path: Path) -> Stats:
     return encode_statistics(columns, figures, rows)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("type_", [*WHOLE, *TEXT_TYPES])
 def test_statistics_of_many_row_groups_are_those_of_the_rows(tmp_path: Path, type_: str) -> None:
     value = VALUES.get(type_, "h % 100")

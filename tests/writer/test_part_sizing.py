@@ -72,6 +72,7 @@ def test_each_part_is_sorted_and_has_exact_statistics(table: icedb.Table) -> Non
     assert all(high < low for (_, high), (low, _) in pairwise(bounds))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("width", [4_000, 16_000])
 def test_wide_rows_are_split_within_little_memory(memory: Any, width: int) -> None:

@@ -28,6 +28,7 @@ def test_columns_are_the_union_over_all_rows_and_batches(place: Place) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 def test_a_column_without_values_gets_its_type_later(place: Place) -> None:
     table = Table.create(place.uri, storage_options=place.storage_options)
     table.insert([{"a": 1, "later": None}])
@@ -147,7 +148,7 @@ CASTS: list[tuple[str, pa.Table, Sequence[Any] | None]] = [
 ]
 
 
-@pytest.mark.sampled(cases=10)
+@pytest.mark.sampled(cases=10, days=3)
 @pytest.mark.parametrize(("declared", "data", "stored"), CASTS, ids=lambda v: v if isinstance(v, str) else "")
 def test_a_cast_changes_no_value(declared: str, data: pa.Table, stored: Sequence[Any] | None, local: Place) -> None:
     table = Table.create(local.uri, schema={"x": declared}, storage_options={"fsync": "false"})
@@ -194,6 +195,7 @@ def test_values_of_several_types_are_cast_or_quarantined(place: Place) -> None:
     assert rows(numbers, "SELECT x FROM t ORDER BY ALL") == [(1,), (None,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_one_of_two_writers_with_a_conflicting_new_column_commits(shared_place: Place) -> None:
     place = shared_place
     Table.create(place.uri, storage_options=place.storage_options).insert([{"id": 0}])

@@ -329,6 +329,7 @@ MANY = settings(max_examples=int(os.environ.get("ICEDB_EXAMPLES", "400")), **SET
 MANY_ROWS = [*FEW_ROWS, 2_500, 5_000]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("way", WAYS)
 @FEW
 @given(st.data())
@@ -338,7 +339,7 @@ def test_a_batch_is_stored_as_duckdb_would_store_it(
     check_batches(monkeypatch, way, data, FEW_ROWS)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("way", MERGES)
 @FEW
 @given(st.data())

@@ -186,6 +186,7 @@ def store_of(place: Place) -> ObjectStore:
     return open_store(parse_location(place.uri, place.storage_options))
 
 
+@pytest.mark.sampled(days=3)
 def test_examining_a_sound_table_changes_nothing(shared_place: Place) -> None:
     store = store_of(shared_place)
     empty = look(store)
@@ -246,6 +247,7 @@ def user(server: S3Server, *actions: str) -> S3Server:
     return S3Server(server.endpoint, key["AccessKeyId"], key["SecretAccessKey"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("actions", "refused"),
@@ -410,7 +412,7 @@ def test_doctor_finds_no_problem_in_a_sound_platform_and_reports_faults(
     assert command("doctor", "-d", tmp_path / "nowhere").returncode == 2
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.dagster
 def test_the_instance_of_dagster_home_is_read(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = stack.find(project)

@@ -78,6 +78,7 @@ def test_a_project_is_created_completely_or_not_at_all(tmp_path: Path, monkeypat
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_project_requires_the_dagster_version_of_this_library(tmp_path: Path) -> None:
     create_project(tmp_path / "web_shop")
@@ -89,6 +90,7 @@ def test_a_project_requires_the_dagster_version_of_this_library(tmp_path: Path) 
     assert its["project"]["dependencies"] == ["icedb-dagster[dagster]"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 @pytest.mark.parametrize("root", ["lake", "/srv/lake", "s3://bucket/web"])
 def test_project_files_pass_ruff_and_contain_no_secret(tmp_path: Path, root: str) -> None:

@@ -194,6 +194,7 @@ def test_the_public_names_are_these() -> None:
     assert stack.__all__ == sorted(stack.__all__) == names.split()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_stack_is_importable_without_loading_dagster() -> None:
     code = "import sys, icedb_dagster; alone = 'dagster' in sys.modules; import icedb_dagster.dev.stack; "
@@ -310,6 +311,7 @@ def test_a_recycled_pid_is_not_killed(project: Path, bystander: subprocess.Popen
     assert state.read_state(paths).records == {}
 
 
+@pytest.mark.sampled(days=3)
 @needs_dagster
 def test_a_postgres_is_found_after_its_starter_was_killed(project: Path) -> None:
     running = _postgres_only(project)
@@ -321,7 +323,7 @@ def test_a_postgres_is_found_after_its_starter_was_killed(project: Path) -> None
     assert stack.down(project) == ("postgres",)
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @needs_dagster
 def test_two_concurrent_ups_start_one_postgres(project: Path) -> None:
     command = [sys.executable, "-m", "icedb_dagster.dev.command", *ONLY_POSTGRES, str(project)]
@@ -411,6 +413,7 @@ def test_logs_are_followed_across_rotation(project: Path) -> None:
 # Root
 
 
+@pytest.mark.sampled(days=3)
 @needs_dagster
 @as_root
 def test_root_needs_no_wider_modes_below_a_private_folder(tmp_path: Path) -> None:

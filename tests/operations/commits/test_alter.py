@@ -312,6 +312,7 @@ WRONG_CLOCKS = [
 ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("name", "skew_ms"), WRONG_CLOCKS)
 def test_a_wrong_clock_publishes_nothing_and_blocks_no_writer(world: AlterWorld, name: str, skew_ms: int) -> None:
     act = {**INSERTS, **VERBS}[name]

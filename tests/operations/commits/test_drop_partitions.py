@@ -83,6 +83,7 @@ def test_a_predicate_that_does_not_choose_partitions_is_refused_everywhere(memor
     check_sound(table.handle.store)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("text", ["42", "NULL", "city", "n = 1 OR 2", "NOT n", "n = 1 AND 'yes'"])
 def test_a_predicate_over_rows_has_a_truth_value_in_each_operand(memory: Any, text: str) -> None:
     table = make(memory)

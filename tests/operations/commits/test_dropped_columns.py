@@ -47,6 +47,7 @@ def stored_columns(table: Table) -> list[set[str]]:
     return [set(pq.read_schema(pa.BufferReader(store.get(p.key).body)).names) for p in table.snapshot().parts]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_dropped_column_is_hidden_by_one_commit_without_a_new_part(table: Table) -> None:
     before = table.snapshot()
     commit = table.alter(drop_columns=["email"])
@@ -224,6 +225,7 @@ def test_a_program_that_still_writes_the_column_shows_nothing() -> None:
 # ------------------------------------------------------------------------------------------ overwrites of the schema
 
 
+@pytest.mark.sampled(days=3)
 def test_an_overwrite_of_the_schema_has_exactly_the_columns_of_the_rows(table: Table) -> None:
     before_ms = table.snapshot().as_of_ms
     plan = table.overwrite([{"day": "c", "n": 9, "price": 1.5}], schema_mode="overwrite", dry_run=True)
@@ -299,7 +301,7 @@ OPERATIONS: list[tuple[Callable[[Table], None], list[int]]] = [
 ]
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=6)
 @pytest.mark.long
 @pytest.mark.parametrize(("act", "after"), OPERATIONS, ids=[act.__name__ for act, _ in OPERATIONS])
 def test_a_drop_at_any_request_of_an_operation_hides_the_column(act: Callable[[Table], None], after: list[int]) -> None:
@@ -357,7 +359,7 @@ def test_an_overwrite_of_the_schema_with_a_fault_is_whole_or_nothing(fault: Faul
         check_sound(base)
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_restore_with_a_fault_has_rows_and_columns_of_one_time(fault: Fault) -> None:

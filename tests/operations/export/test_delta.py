@@ -143,6 +143,7 @@ def test_an_empty_table_is_exported_and_one_without_columns_rejected(local: Any)
         bare.export_delta()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_an_empty_table_whose_partitions_come_from_a_column_that_is_not_declared(local: Any) -> None:
     table = Table.create(local.uri, schema={"n": "BIGINT"}, partition_by=["k"])
@@ -204,6 +205,7 @@ def test_every_change_of_a_table_is_exported(local: Any) -> None:
     assert texts(by_delta(table, 0).to_pyarrow_table(), ["n"]) == texts(earlier, ["n"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_only_a_merge_is_exported_without_a_change_of_data(table: Table, clocked: ClockedStore) -> None:
     def changes(version: int) -> dict[str, set[bool]]:
@@ -259,6 +261,7 @@ def test_only_a_merge_is_exported_without_a_change_of_data(table: Table, clocked
     assert exported(lambda: table.restore(before)) == {"add": {True}, "remove": {True}}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_merges_that_make_one_row_of_several_change_the_data(local: Any) -> None:
     table = Table.create(local.uri, merging=Replacing(by=("id",), version="at"))
@@ -298,6 +301,7 @@ def test_older_parts_are_exported_with_the_altered_partitioning(local: Any) -> N
     check_same(table, without=("third",))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(st.lists(st.sampled_from([*STEPS, "export", "export"]), max_size=8))
 @settings(max_examples=6)
@@ -351,7 +355,7 @@ def test_a_table_with_a_separate_log_is_exported(local: Any) -> None:
     assert table.verify().problems == ()
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_checkpoints_match_the_versions(shared_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "VERSIONS_PER_CHECKPOINT", 4)
     table = Table.create(

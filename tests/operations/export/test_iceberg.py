@@ -88,6 +88,7 @@ def test_each_type_is_read_unchanged(local: Any, nanoseconds: bool) -> None:
                 assert texts(theirs, [column]) == texts(ours, [column]), (name, column)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_every_reader_reads_flat_and_nested_columns(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens", "c"], sort_by=["n"])
@@ -174,6 +175,7 @@ def test_bounds_prune_files_and_lose_no_row(local: Any) -> None:
                     assert [theirs] == table.query(f"SELECT count(*) FROM t WHERE {where}").fetchall(), where
 
 
+@pytest.mark.sampled(days=3)
 def test_an_empty_table_and_a_table_that_was_emptied_are_exported(local: Any) -> None:
     table = Table.create(local.uri, schema={"n": "BIGINT"}, partition_by=["n % 2 AS odd"])
     check_same(table, table.export_iceberg().metadata)
@@ -195,6 +197,7 @@ def test_parts_have_the_field_ids_of_the_schema(local: Any) -> None:
 # ------------------------------------------------------------------------------------------------ as a table goes on
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_every_change_of_a_table_is_exported(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"], sort_by=["n"])

@@ -244,6 +244,7 @@ MAINTENANCE: dict[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MAINTENANCE)
 def test_a_followed_recommendation_is_gone(table: Table, clocked: ClockedStore, clock: ManualClock, kind: str) -> None:
@@ -421,7 +422,7 @@ class HealthWorld:
                     assert expired.deleted_parts or expired.deleted_log_files
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_health_matches_the_operations_after_random_steps(seed: int) -> None:

@@ -82,7 +82,7 @@ def statistics(marker: Marker) -> Any:
 # ------------------------------------------------------------------------------------------------ the whole way
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_hive_folder_becomes_part_of_a_table(place: Place) -> None:
     source = put_files(beside(place), DAYS, place.storage_options)
     before = stored(source)
@@ -110,6 +110,7 @@ def test_a_hive_folder_becomes_part_of_a_table(place: Place) -> None:
     assert table.verify(deep=True).ok
 
 
+@pytest.mark.sampled(days=3)
 def test_the_marker_of_an_import_equals_that_of_an_insert(place: Place) -> None:
     data = [{"n": n, "f": n / 2, "s": f"s{n}", "t": datetime(2026, 1, 1, n), "z": None if n else 1} for n in range(5)]
     put_files(beside(place), {"a.parquet": data}, place.storage_options)
@@ -163,6 +164,7 @@ def test_a_file_below_data_whose_path_is_not_the_tables_is_copied(place: Place) 
     assert not table.import_files(data).commit.committed
 
 
+@pytest.mark.sampled(days=3)
 def test_a_table_may_be_created_among_the_files(shared_place: Place) -> None:
     source = put_files(shared_place.uri, DAYS, shared_place.storage_options)
     before = stored(source)
@@ -211,6 +213,7 @@ def test_a_file_older_than_the_table_may_have_any_name(clocked: ClockedStore, cl
     assert [m.key for m in check_sound(clocked).live] == [key]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.s3
 def test_files_are_imported_from_another_store(local: Place, s3: Place, way: str) -> None:
@@ -311,6 +314,7 @@ def test_the_source_may_be_a_folder_a_file_or_a_glob(shared_place: Place, patter
     assert numbers(table) == expected
 
 
+@pytest.mark.sampled(days=3)
 def test_names_with_characters_of_sql_and_urls_are_imported(shared_place: Place) -> None:
     names = ["a b", "a%20b", "it's", "a[1]", "a?b", "a*b", "a#1", "ü", "a+b", "a&b=c", 'q"q', "-- x;"]
     put_files(
@@ -324,7 +328,7 @@ def test_names_with_characters_of_sql_and_urls_are_imported(shared_place: Place)
     assert numbers(table) == list(range(len(names)))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_partition_values_are_not_interpreted(shared_place: Place) -> None:
     values = ["it's", "a/b", "..", "%2e%2e", "x=y", "NULL", "", "50%", "a?b*[c]", "_data/", "'; DROP TABLE t; --"]
     folders = ["c=" + "".join(c if c.isalnum() else f"%{ord(c):02X}" for c in value) for value in values]
@@ -722,6 +726,7 @@ def test_concurrent_operations_during_an_import_duplicate_and_lose_no_row(other:
             assert live_numbers(base) == whole, (number, sleep_ms)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("before", ["list source/", "create table/_claims/epoch-"])
 def test_a_concurrent_import_duplicates_no_row(before: str, clocked: ClockedStore, clock: ManualClock) -> None:
     crashed_import(clocked, clock)

@@ -146,7 +146,7 @@ def sample(some: Iterator[tuple[str, bytes]], count: int) -> list[tuple[str, byt
     return random.Random(7).sample(all_, k=min(count, len(all_)))
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("count", [10, pytest.param(10_000, marks=pytest.mark.slow(seconds=60))])
 @pytest.mark.parametrize(

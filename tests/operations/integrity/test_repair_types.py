@@ -117,6 +117,7 @@ REFUSED: dict[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("verb", REFUSED)
 def test_operations_on_a_schema_conflict_name_the_repair(table: Table, clocked: ClockedStore, verb: str) -> None:
     brick(table)
@@ -129,7 +130,7 @@ def test_operations_on_a_schema_conflict_name_the_repair(table: Table, clocked: 
     assert "icedb repair" in str(table.verify())
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_table_with_two_types_can_be_read_again(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
     part = brick(table)
@@ -204,6 +205,7 @@ WIDENED: list[tuple[Any, list[Any], Any, list[Any], str, list[Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("one", "ones", "other", "others", "type_", "wanted"), WIDENED)
 def test_columns_are_widened_without_loss(
     plain: Table, clocked: ClockedStore, one: Any, ones: Any, other: Any, others: Any, type_: str, wanted: Any
@@ -272,6 +274,7 @@ TEXTS: list[tuple[str, pa.DataType, Any, str]] = [
 ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("type_", "kind", "value", "text"), TEXTS)
 def test_any_type_is_repaired_to_varchar(
     plain: Table, clocked: ClockedStore, type_: str, kind: pa.DataType, value: Any, text: str

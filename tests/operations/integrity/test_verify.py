@@ -82,6 +82,7 @@ def change_marker(store: ClockedStore, log_file: str, **changes: Any) -> None:
 # ------------------------------------------------------------------------------------------------ sound tables
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_sound_table_is_sound_in_every_kind_of_store(place: Any, deep: bool) -> None:
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
@@ -147,6 +148,7 @@ def test_verify_writes_and_deletes_nothing(table: Table, clocked: ClockedStore, 
     assert store.counts.keys() <= {"list", "get", "head"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_killed_writer_leaves_no_problem(clock: ManualClock) -> None:
     def killed_at(number: int) -> bool:
@@ -177,6 +179,7 @@ PART_DAMAGES: dict[str, Callable[[ClockedStore, str], None]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("kind", PART_DAMAGES)
 @pytest.mark.parametrize("deep", [False, True])
 def test_verify_reports_a_damaged_part(table: Table, clocked: ClockedStore, kind: str, deep: bool) -> None:
@@ -478,6 +481,7 @@ def test_every_problem_is_listed(table: Table, clocked: ClockedStore) -> None:
     assert "DAMAGED" in str(report)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_verify_between_any_two_requests_of_a_writer_finds_nothing(clocked: ClockedStore, clock: ManualClock) -> None:
     create_table(clocked, clock, partition_by=["k"], sort_by=["n"])

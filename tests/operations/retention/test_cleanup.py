@@ -71,6 +71,7 @@ def test_a_clock_that_is_far_ahead_deletes_nothing(table: Table, clocked: Clocke
     assert clocked.objects == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_frequent_merges_do_not_delay_cleanup(clocked: ClockedStore, clock: ManualClock) -> None:
     # Each merge replaces the log file of the previous merge, and carries its tombstones into a younger file.
@@ -282,6 +283,7 @@ def test_a_marker_is_kept_while_a_log_file_has_it_live(table: Table, clocked: Cl
     check_sound(clocked)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
 def test_the_next_cleanup_finishes_one_that_failed_at_any_request(fault: Fault) -> None:
     clock = ManualClock()

@@ -344,6 +344,7 @@ class PinnedDrop:
 AGES_MS = [0, 45 * MINUTE_MS, 51 * MINUTE_MS, 54 * MINUTE_MS, 58 * MINUTE_MS, HOUR_MS, 2 * HOUR_MS]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("age_ms", AGES_MS)
 def test_a_cleanup_at_any_request_of_a_pin_deletes_no_pinned_part(age_ms: int) -> None:
@@ -365,6 +366,7 @@ def test_a_cleanup_at_any_request_of_a_pin_deletes_no_pinned_part(age_ms: int) -
     assert kept if age_ms < 53 * MINUTE_MS else refused and not kept
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("age_ms", AGES_MS)
 def test_a_pin_at_any_request_of_a_cleanup_is_kept_or_rejected(age_ms: int) -> None:
     story = PinnedDrop(age_ms)

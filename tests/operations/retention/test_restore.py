@@ -54,7 +54,7 @@ MISTAKES: dict[str, Callable[[Table], object]] = {
 }
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=3, days=3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_undone(place: Any, mistake: str) -> None:
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
@@ -303,6 +303,7 @@ def test_a_restore_that_fails_at_any_request_is_atomic(fault: Fault, expected: l
     assert number > 7
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("age_ms", [0, 59 * MINUTE_MS, HOUR_MS])
 def test_a_cleanup_at_any_request_of_a_restore_loses_no_row(age_ms: int) -> None:

@@ -129,7 +129,7 @@ def test_a_part_keeps_its_own_columns_and_a_predicate_sees_the_others_as_null(me
     ]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_parts_of_an_older_partitioning_are_searched_and_stay_where_they_are(place: Any) -> None:
     table = make(place, partition_by=["n // 10 AS tens"], sort_by=["n"])
     table.insert([{"n": n} for n in range(20)])
@@ -219,6 +219,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=12)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), values, values), min_size=1), min_size=1, max_size=3), st.data())
@@ -285,7 +286,7 @@ def test_the_second_pass_deletes_from_parts_merged_during_the_first(clocked: Clo
     assert len(rows(other)) == 9
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
     after = [(k, n) for k in range(3) for n in (0, 1, 10, 11) if n != 10 or k == 2]

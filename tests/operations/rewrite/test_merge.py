@@ -105,7 +105,7 @@ def contents(table: Table, part: Part) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_merge_keeps_every_row_and_the_sort_order(place: Any) -> None:
     table = make(place, partition_by=["k"], sort_by=["s", "n"])
     for batch in range(5):
@@ -244,6 +244,7 @@ def test_groups_without_lost_inputs_are_committed(clocked: ClockedStore, clock: 
     assert other.query("SELECT k, count(*) FROM t GROUP BY 1 ORDER BY 1").fetchall() == [(0, 2), (2, 2)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
     code = (
@@ -259,7 +260,7 @@ def test_statistics_do_not_depend_on_the_machines_timezone(local: Any) -> None:
 # ------------------------------------------------------------------------------------------ limits and failures
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.long
 def test_a_merge_larger_than_memory_spills_to_disk(local: Any, caplog: pytest.LogCaptureFixture) -> None:
     table = make(local, sort_by=["n"])

@@ -147,6 +147,7 @@ def test_a_deletion_does_not_run_the_merge_query(memory: Any) -> None:
     assert rows_of(table, "t", "k, n") == [(1, 1), (1, 2)], "nor does a rewrite"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["merge_query", "merging"])
 def test_path_columns_are_visible_to_queries_and_not_stored(place: Any, how: str) -> None:
@@ -284,6 +285,7 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("way", ["merge_query", "rewrite", "rewrite of v3"])
 def test_no_query_leaves_the_sandbox(memory: Any, tmp_path: Path, listener: Listener, attack: str, way: str) -> None:
@@ -349,6 +351,7 @@ def test_a_forged_merging_strategy_is_not_run_as_sql(memory: Any) -> None:
 # ------------------------------------------------------------------------------------------ memory, faults
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_several_merges_share_a_small_memory(memory: Any) -> None:
     table = make(
@@ -405,7 +408,7 @@ def test_rows_that_are_appended_during_the_merge_survive_it(clocked: ClockedStor
     check_sound(clocked)
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_crash_at_any_request_leaves_the_table_whole(fault: Fault) -> None:
     after = [(p, k) for p in (0, 1) for k in (1, 2)]

@@ -52,6 +52,7 @@ def requests_for_parts(proxy: CountingProxy, parts: tuple[Part, ...]) -> list[st
     return sorted(r.kind for r in proxy.requests for p in parts if r.path.endswith(p.key))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_merge_fetches_each_part_once(table: Table, proxy: CountingProxy) -> None:
     before, inputs = rows(table), tuple(table.snapshot().parts)
@@ -62,6 +63,7 @@ def test_a_merge_fetches_each_part_once(table: Table, proxy: CountingProxy) -> N
     assert rows(table) == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_rewrite_fetches_each_part_once(table: Table, proxy: CountingProxy) -> None:
     inputs = tuple(p for p in table.snapshot().parts if p.partition == "p=0")
@@ -71,12 +73,14 @@ def test_a_rewrite_fetches_each_part_once(table: Table, proxy: CountingProxy) ->
     assert [r for r in rows(table) if r[0] % 2 == 0] == [(n, k) for n in range(0, 10, 2) for k in (1, 2)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_deletion_uses_the_partition_of_fetched_parts(table: Table) -> None:
     table.delete("n = 4 OR (p = 1 AND k < 2)")
     assert rows(table) == [(n, k) for n in range(10) for k in range(3) if n != 4 and (n % 2 == 0 or k == 2)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_long_names_are_not_fetched(table: Table, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     before, inputs = rows(table), tuple(table.snapshot().parts)
@@ -160,6 +164,7 @@ def test_a_failed_put_leaves_no_part_of_any_rewrite(local: Any, monkeypatch: pyt
     assert data_keys(table.handle.store) == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("partitions", "memory_bytes", "threads"), [(8, 2**31, 1), (7, 2**31, None), (8, 2**30, None)])
 def test_many_small_rewrites_get_one_thread_each(
     local: Any, monkeypatch: pytest.MonkeyPatch, partitions: int, memory_bytes: int, threads: int | None

@@ -105,7 +105,7 @@ def expected(*rows: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted(((r["user"], r["event"], r["price"]) for r in rows), key=repr)
 
 
-@pytest.mark.sampled(cases=12)
+@pytest.mark.sampled(cases=12, days=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_of_every_kind_are_inserted(way: str, shared_place: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -122,6 +122,7 @@ def test_rows_of_every_kind_are_inserted(way: str, shared_place: Place, tmp_path
     assert read(table) == expected(*ROWS)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
 def test_files_in_a_bucket_are_inserted(suffix: str, s3: Place, s3_server: Any, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def objects(table: Table) -> list[str]:
     return [i.key for prefix in (keys.log_prefix, keys.data_prefix) for i in store.list(prefix)]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_result_is_stored_instead_of_the_rows(place: Place) -> None:
     query = """
         WITH per_user AS (SELECT "user", count(*) AS n FROM _rows GROUP BY ALL)
@@ -50,6 +51,7 @@ def test_the_result_is_stored_instead_of_the_rows(place: Place) -> None:
     assert Table.open(place.uri, storage_options=place.storage_options).insert(EVENTS).rows == 2
 
 
+@pytest.mark.sampled(days=3)
 def test_a_number_becomes_the_columns_type_where_nothing_is_lost(place: Place) -> None:
     table = create(place, 'SELECT "user", sum(ts) AS total FROM _rows GROUP BY ALL', schema={"total": "BIGINT"})
     table.insert(EVENTS)
@@ -106,6 +108,7 @@ def test_a_query_over_anything_else_is_refused_at_creation(query: str, local: Pl
     assert not Table.exists(local.uri)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_query_can_be_changed_and_taken_back(place: Place) -> None:
     table = create(place, "SELECT *, 1 AS version FROM _rows")

@@ -21,6 +21,7 @@ def created(place: Place, *partition_by: str) -> Table:
     return Table.create(place.uri, partition_by=partition_by, storage_options=place.storage_options)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("write", ["insert", "overwrite"])
 def test_rows_in_too_many_partitions_are_rejected(write: str, place: Place) -> None:
     table = created(place, "tenant")

@@ -331,7 +331,7 @@ BEFORE: tuple[Rows, list[int]] = ([(0, 0)], [])
 AFTER: tuple[Rows, list[int]] = ([(0, 0), *GOOD], [3])
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @CRASHES
 @HALVES
 def test_the_same_txn_after_a_crash_stores_each_row_once(world: Siblings, fault: Fault, half: int) -> None:

@@ -129,7 +129,7 @@ def check(rows: pa.Table, place: Place) -> None:
     assert table.verify(deep=True).ok
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.long
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tables())

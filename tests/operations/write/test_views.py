@@ -77,7 +77,7 @@ def again(table: Table) -> Table:
 # ------------------------------------------------------------------------------------------ what a view shows
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_view_contains_existing_and_inserted_rows(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("totals", TOTALS, merging=SUMMED)
@@ -103,6 +103,7 @@ def test_without_backfill_a_view_contains_later_inserts_only(table: Table) -> No
     assert content(view) == ONE
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("merging", "expected"),
@@ -133,6 +134,7 @@ def test_a_view_may_be_partitioned_and_its_columns_declared(table: Table) -> Non
     assert view.schema() == {"v": "INTEGER", "parity": "BIGINT"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_every_type_goes_through_a_view_unchanged(memory: Any) -> None:
     table = make(memory)
@@ -198,6 +200,7 @@ def test_a_stored_partition_column_does_not_partition_the_view(memory: Any) -> N
 # ------------------------------------------------------------------------------------------ batches without rows
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_an_insert_that_leaves_no_rows_in_its_source_feeds_nothing(memory: Any) -> None:
     table = make(memory, required=["v"], schema={"k": "BIGINT", "v": "BIGINT"})
@@ -210,6 +213,7 @@ def test_an_insert_that_leaves_no_rows_in_its_source_feeds_nothing(memory: Any) 
     assert content(view, "n") == [(2,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("chosen", [{}, {"_partition": pa.array([], pa.string())}], ids=["", "chosen partitions"])
 def test_a_batch_without_rows_runs_no_query_and_adds_no_column(memory: Any, chosen: dict[str, pa.Array]) -> None:
     table = make(memory, insert_query="SELECT count(*) AS n, max(v) AS last FROM _rows", required=["last"])
@@ -223,7 +227,7 @@ def test_a_batch_without_rows_runs_no_query_and_adds_no_column(memory: Any, chos
     assert content(view, "n") == [(1,)]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_result_without_rows_adds_no_part_to_the_view(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("large", "SELECT k, v FROM _rows WHERE v > 100")
@@ -233,7 +237,7 @@ def test_a_result_without_rows_adds_no_part_to_the_view(table: Table) -> None:
     assert content(view) == [(0, 101)]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_refresh_may_empty_the_view(table: Table) -> None:
     table.insert(rows((0, 101)))
     view = table.create_view("large", "SELECT k, v FROM _rows WHERE v > 100")
@@ -355,7 +359,7 @@ def test_an_unknown_view_is_rejected(memory: Any) -> None:
             act()
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_dropped_view_keeps_its_rows_and_is_not_updated(table: Table) -> None:
     view = table.create_view("copy", "SELECT k, v FROM _rows")
     table.insert(rows(*BASE))
@@ -374,7 +378,7 @@ def test_a_dropped_view_keeps_its_rows_and_is_not_updated(table: Table) -> None:
 # ------------------------------------------------------------------------------------------ views of views
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_view_of_a_view_is_fed_by_the_inserts_into_the_first_table(table: Table) -> None:
     table.insert(rows(*BASE))
     large = table.create_view("positive", "SELECT k, v FROM _rows WHERE v > 0")
@@ -404,6 +408,7 @@ def test_a_forged_cycle_of_views_is_rejected(ring: tuple[str, ...]) -> None:
 # ------------------------------------------------------------------------------------------ what does not reach a view
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "change",
@@ -456,7 +461,7 @@ def test_views_of_a_table_with_a_separate_log_are_beside_its_parts(shared_place:
 # ------------------------------------------------------------------------------------------ at once
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_concurrent_inserts_all_feed_the_view(shared_place: Any) -> None:
     table = make(shared_place)
     view = table.create_view("totals", TOTALS, merging=SUMMED)
@@ -544,7 +549,7 @@ def test_a_refresh_repairs_views_after_a_crash_without_a_txn(world: Siblings, fa
         assert all_rows(world) == (source, source, source), request
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @LOST_RESPONSES
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 @HALVES
@@ -572,7 +577,7 @@ def test_a_lost_response_is_recovered(world: Siblings, fault: Fault, txn: tuple[
             assert all_rows(world) == all_of(ONE), request
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @HALVES
 def test_two_concurrent_inserts_of_a_txn_store_one_batch(world: Siblings, half: int) -> None:
     act = partial(insert, txn=TXN)
@@ -641,6 +646,7 @@ def test_a_retry_after_a_refresh_does_not_duplicate_rows(world: Siblings) -> Non
     assert all_rows(world) == all_of(ONE)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("backfill", [True, False])
 def test_a_repeated_txn_from_before_the_view_does_not_feed_it(world: Siblings, backfill: bool) -> None:
@@ -678,7 +684,7 @@ def test_a_view_whose_column_changed_its_type_is_stale(world: Siblings) -> None:
 # ------------------------------------------------------------------------------------------ creation
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 @CRASHES
 @pytest.mark.parametrize("inserted", [False, True], ids=["", "inserted before the next try"])
 @HALVES

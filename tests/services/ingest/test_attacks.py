@@ -94,6 +94,7 @@ def test_bodies_that_are_too_large(service: IngestProcess, client: IngestClient)
     assert b" 413 " in raw(service, HEAD.encode() + b"Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_bombs(client: IngestClient, encoding: str) -> None:
     zeros = b'{"a": "' + b"0" * 50_000_000 + b'"}'
@@ -144,6 +145,7 @@ def test_too_many_events_and_names(client: IngestClient) -> None:
         assert len(reply.body) < 500
 
 
+@pytest.mark.sampled(days=3)
 def test_endless_bodies_do_not_block_others(service: IngestProcess, client: IngestClient) -> None:
     """The bodies take memory until their timeout; then the next one has room."""
     with (
@@ -262,6 +264,7 @@ def test_arrow_with_a_wrong_number_of_rows_is_rejected(client: IngestClient, row
     assert client.send("events", body, kind=ARROW).status == (400 if rows < 0 else 413)
 
 
+@pytest.mark.sampled(days=3)
 def test_arrow_with_any_byte_changed(client: IngestClient) -> None:
     """Buffers with invalid offsets must not be followed: each request is accepted or rejected."""
     sound = arrow_stream(pa.table({"kind": ["one", "two", None], "list": [[1], [2, 3], None]}))
@@ -313,6 +316,7 @@ def test_other_methods(client: IngestClient) -> None:
         assert (reply.status, reply.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.sampled(days=3)
 def test_a_request_of_a_disconnected_client_is_atomic(service: IngestProcess, client: IngestClient, lake: Path) -> None:
     body = json.dumps([{"id": "gone-1"}, {"id": "gone-2"}]).encode()
     head = HEAD.encode() + b"Content-Length: %d\r\n\r\n" % len(body)

@@ -220,6 +220,7 @@ def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> Non
     assert value("icedb_ingest_held_bytes") == 0
 
 
+@pytest.mark.sampled(days=3)
 def test_a_line_for_each_request_without_keys(service: IngestProcess, client: IngestClient) -> None:
     reply = client.send("events", [{"id": "line-1"}, {"id": "line-1"}], headers={"user-agent": "a\tb\x1b[31m"})
     client.send("events", {"id": "line-2"}, key="nobody-0123456789")

@@ -67,7 +67,7 @@ def test_the_check_of_the_page_runs(folder: Path) -> None:
     assert run(folder, check).split().count("acme") == 2
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_the_examples_of_the_page_give_their_output(folder: Path, service: IngestProcess) -> None:
     calls = [block for block in blocks(PAGE, "sh") if "curl" in block]
     answers = blocks(PAGE, "json")

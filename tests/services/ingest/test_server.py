@@ -149,6 +149,7 @@ def raise_for(reply: IngestReply) -> None:
         raise http.client.HTTPException(reply.status)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_second_signal_ends_it_at_once(
     s3: Place, gate: tuple[StoreGate, dict[str, str]], executor: ThreadPoolExecutor

@@ -132,6 +132,7 @@ def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: I
     assert int(own.pop().partition("-")[0]) <= times[3]
 
 
+@pytest.mark.sampled(days=3)
 def test_new_columns_end_at_columns_max(service: IngestProcess, lake: Path) -> None:
     """Each request has few names, but concurrent requests together have many."""
     with IngestClient(service.endpoint) as client:
@@ -176,6 +177,7 @@ def test_a_tenant_without_new_columns(tmp_path: Path) -> None:
         assert client.send("events", {"kind": "a", "m": 3}).status == 200  # the column exists now
 
 
+@pytest.mark.sampled(days=3)
 def test_bodies_of_one_tenant_do_not_block_others(tmp_path: Path) -> None:
     """The bodies are never sent whole, and take memory until their timeout."""
     limits = 'receive_timeout = "20s"\nbody_bytes_max = 200_000\nheld_bytes_max = 800_000\n[[table]]'

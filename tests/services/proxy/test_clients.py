@@ -173,6 +173,7 @@ def _keys(access: Access, bucket: str) -> list[str]:
 quick = pytest.mark.parametrize("client", [c for c in CLIENTS if c != "aws"])
 
 
+@pytest.mark.sampled(days=6)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_gets_the_result_of_the_tables_own_query(world: ProxiedLake, client: str) -> None:
     assert CLIENTS[client](world.acme, "events", "u", "v") == world.latest
@@ -184,6 +185,7 @@ def test_a_tenant_of_one_partition_gets_its_rows_alone(world: ProxiedLake, clien
     assert CLIENTS[client](world.narrow, "events", "u", "v") == expected != world.latest
 
 
+@pytest.mark.sampled(days=3)
 @quick
 @pytest.mark.parametrize("spelling", ["milliseconds", "plain"])
 def test_a_bucket_with_a_time_shows_that_snapshot(world: ProxiedLake, client: str, spelling: str) -> None:
@@ -210,6 +212,7 @@ def test_the_bucket_of_another_tenant_does_not_exist(world: ProxiedLake, client:
         CLIENTS[client](world.acme, "secrets", "u", "v")
 
 
+@pytest.mark.sampled(days=3)
 @quick
 def test_a_client_reads_partitions_whose_names_are_encoded(world: ProxiedLake, client: str) -> None:
     result = CLIENTS[client](world.acme, "odd", "name", "n")
@@ -217,6 +220,7 @@ def test_a_client_reads_partitions_whose_names_are_encoded(world: ProxiedLake, c
     assert result == sorted(expected, key=lambda group: (group[0] is None, group[0] or ""))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("client", BY_KEY)
 def test_a_client_reads_objects_whose_keys_are_encoded(world: ProxiedLake, client: str) -> None:
     keys = _keys(world.acme, "odd")
@@ -388,6 +392,7 @@ def test_duckdb_reads_many_parts(world: ProxiedLake) -> None:
     assert result == [(MANY, MANY * (MANY - 1) // 2, 7 * MANY)]
 
 
+@pytest.mark.sampled(days=3)
 def test_boto3_follows_many_pages_of_the_first_version(world: ProxiedLake) -> None:
     pages = list(boto3_client(world.acme).get_paginator("list_objects").paginate(Bucket="many"))
     assert [len(page["Contents"]) for page in pages] == [1_000] * 5

@@ -126,7 +126,7 @@ def test_a_client_that_stops_reading_is_disconnected(
         assert "ASGI" not in proxy.errors()
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_unread_responses_do_not_block_others(lake: OnePartLake, sockets: ExitStack) -> None:
     """An authenticated client does not read. Responses are short, and the last one would wait for ever."""
     with ProxyProcess(lake.config('connections = 2\nsend_timeout = "1s"\nstop_timeout = "1h"')) as proxy:
@@ -230,6 +230,7 @@ def test_it_accepts_again_once_files_can_be_opened(lake: OnePartLake, sockets: E
 # ------------------------------------------------------------------------------------------ what is no HTTP
 
 
+@pytest.mark.sampled(days=3)
 def test_a_malformed_body_fails_only_its_request(lake: OnePartLake) -> None:
     """The request gets one response, which the access log has, and standard error stays empty."""
     with ProxyProcess(lake.config("")) as proxy:

@@ -139,6 +139,7 @@ def is_inside(prefix: str, delimiter: str, after: str) -> bool:
     return bool(delimiter) and after.startswith(prefix) and delimiter in after[len(prefix) :]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("version", [1, 2])
 def test_listings_match_a_real_server(pair: ProxyAndServer, version: int) -> None:
     for prefix, delimiter, size, after in product(PREFIXES, DELIMITERS, SIZES, AFTER):
@@ -151,6 +152,7 @@ def test_listings_match_a_real_server(pair: ProxyAndServer, version: int) -> Non
         assert proxy == server, sent
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "more", [{"encoding-type": "url"}, {"fetch-owner": "true"}, {"fetch-owner": "false"}, {"x": "1"}]
 )
@@ -326,6 +328,7 @@ def conditions(of: HttpAnswer) -> list[dict[str, str]]:
     return few + [e for e in every if len(e) > 2][::17]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_conditions_match_a_real_server(pair: ProxyAndServer, method: str) -> None:
     path, _, _ = some_object(pair)

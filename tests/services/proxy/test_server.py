@@ -169,6 +169,7 @@ def test_a_port_in_use_is_one_line_and_status_2(world: OnePartTable, proxy: Prox
     assert done.stderr == f"error: {address}: cannot listen on this address: Address already in use\n"
 
 
+@pytest.mark.sampled(days=3)
 def test_a_wrong_configuration_is_one_line_and_status_2(world: OnePartTable, tmp_path: Path) -> None:
     path = written(tmp_path, world.config("conections = 7"))
     done = run(path)
@@ -247,6 +248,7 @@ def test_it_waits_for_responses_no_longer_than_stop_timeout(world: OnePartTable)
         assert "Traceback" not in proxy.errors()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_second_signal_ends_it_at_once(world: OnePartTable) -> None:
     with ProxyProcess(world.config('admin_listen = "127.0.0.1:0"\nstop_timeout = "1h"')) as proxy:
         body = body_of(world, proxy.endpoint, LONG_KEY, LONG_SECRET)
@@ -279,6 +281,7 @@ def test_a_hanging_store_does_not_delay_the_exit(world: OnePartTable) -> None:
 # ------------------------------------------------------------------------------------------------ silent clients
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("sent", [b"", b"GET /-/health HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["nothing", "half"])
 def test_a_connection_without_a_request_is_closed(proxy: ProxyProcess, sent: bytes) -> None:
     with connect(proxy) as sock:
@@ -300,6 +303,7 @@ def test_slow_bytes_do_not_keep_a_connection(proxy: ProxyProcess) -> None:
         wait_until(drip, "it is still open")
 
 
+@pytest.mark.sampled(days=3)
 def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProcess) -> None:
     whole, half = b"GET /-/health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /-/health HT"
     with connect(proxy) as at_once, connect(proxy) as later:
@@ -331,6 +335,7 @@ def test_a_thousand_slow_clients_do_not_block_others(world: OnePartTable) -> Non
         assert proxy.alive()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_connection_beyond_the_limit_gets_503(world: OnePartTable) -> None:
     with ProxyProcess(world.config('connections = 2\nstop_timeout = "0s"')) as proxy, ExitStack() as bodies:
         for _ in range(2):
@@ -383,6 +388,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(days=3)
 def test_tls(world: OnePartTable, certificates: Path) -> None:
     server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/a.key"\nheader_timeout = "1s"'
     with ProxyProcess(world.config(server)) as proxy:
@@ -393,6 +399,7 @@ def test_tls(world: OnePartTable, certificates: Path) -> None:
             assert rest_of(silent) == b"", "a connection without a handshake is closed"
 
 
+@pytest.mark.sampled(days=3)
 def test_a_wrong_tls_key_is_one_line_and_status_2(world: OnePartTable, certificates: Path, tmp_path: Path) -> None:
     server = f'tls_certificate = "{certificates}/a.pem"\ntls_key = "{certificates}/b.key"'
     done = run(written(tmp_path, world.config(server)))

@@ -215,7 +215,7 @@ def signed_at_ms(request: S3Request) -> int:
     return unix_ms(request.header("x-amz-date") or request.parameter("X-Amz-Date") or "")
 
 
-@pytest.mark.sampled(cases=4)
+@pytest.mark.sampled(cases=4, days=3)
 @pytest.mark.process
 def test_requests_of_real_clients_are_verified(recorded: list[S3Request]) -> None:
     for request in recorded:
@@ -259,6 +259,7 @@ def mutants(request: S3Request) -> Iterator[S3Request]:
             yield from (replace(request, headers=(*before, (name, v), *after)) for v in changed_once(value))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_one_byte_changed_is_refused(recorded: list[S3Request]) -> None:
     async def refuse_all() -> int:
@@ -651,6 +652,7 @@ names = st.sampled_from(["authorization", "host", "x-amz-date", "date", "x-amz-c
 somewhere = st.one_of(anything, anything.map(lambda text: f"/{text}"))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=300)
 @given(path=somewhere, query=anything, headers=st.lists(st.tuples(names | text_of_bytes, anything), max_size=6))

@@ -1035,6 +1035,7 @@ def test_the_store_is_unchanged(world: AttackedProxy) -> None:
     assert sorted(o["Key"] for o in listed) == sorted(world.lake.objects)
 
 
+@pytest.mark.sampled(days=3)
 def test_the_process_is_the_same_and_its_memory_is_bounded(world: AttackedProxy) -> None:
     assert world.proxy.alive()
     displayed = subprocess.run(

@@ -125,7 +125,7 @@ def any_headers(chance: random.Random, asker: Asker, keys: list[str]) -> S3Reque
     return replace(request, headers=(*request.headers, *more))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("make", "statuses"),
@@ -239,6 +239,7 @@ def followed(turn: Turn, sizes: Iterator[int], after: str, *, pages_max: int) ->
     raise AssertionError(f"it goes on after {pages_max} pages")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=400)
 @given(keys=key_sets, listing=listings, after=names, sizes=page_sizes)
@@ -255,6 +256,7 @@ def test_pages_match_s3(keys: list[str], listing: tuple[str, str], after: str, s
     assert followed(turn, cycle(sizes), after, pages_max=len(keys) + 1) == expected
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=200)
 @given(st.sampled_from(["_data/", "a/b/_data/", "\U0010ffff/_data/"]), key_sets, listings, names, page_sizes)
