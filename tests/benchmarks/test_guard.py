@@ -37,7 +37,7 @@ def with_figure(kind: Kind, name: str, value: float) -> Figures:
     return {**FIGURES, kind: {**FIGURES[kind], name: value}}
 
 
-@pytest.mark.sampled(days=6)
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_no_figure_exceeds_the_committed_one(s3_server: object, tmp_path: Path) -> None:
     options: dict[str, str] = s3_server.storage_options  # type: ignore[attr-defined]
