@@ -17,7 +17,7 @@ from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
 
-__all__ = ["part_rows", "parts_with_columns"]
+__all__ = ["part_rows", "part_columns", "parts_with_columns"]
 
 # DuckDB reads the footers of one query in parallel.
 FOOTERS_AT_ONCE = 1000
@@ -38,6 +38,19 @@ def parts_with_columns(handle: Handle, parts: Sequence[Part], columns: Collectio
     rows = _footers(handle, parts, f"SELECT DISTINCT file_name FROM parquet_metadata({{}}) WHERE {conditions}")
     keys = {key for key, *_ in rows}
     return [part for part in parts if part.key in keys]
+
+
+def part_columns(handle: Handle, parts: Sequence[Part], columns: Collection[str]) -> dict[str, set[str]]:
+    """Return those of the columns that each part contains, by the part's key, as `parts_with_columns` does.
+
+    Raises MissingPart, SnapshotExpired and the store's errors.
+    """
+    present: dict[str, set[str]] = {part.key: set() for part in parts}
+    for key, path in _footers(
+        handle, parts, "SELECT DISTINCT file_name, lower(path_in_schema) FROM parquet_metadata({})"
+    ):
+        present[key] |= {c for c in columns if path == c.lower() or path.startswith(f"{c.lower()}, ")}
+    return present
 
 
 def part_rows(handle: Handle, parts: Sequence[Part]) -> dict[str, int]:

@@ -60,6 +60,7 @@ FOLDERS = [
     "icedb.services.proxy.s3",
     "icedb.services.proxy.config",
     "icedb.services.proxy.catalog",
+    "icedb.services.proxy.iceberg",
     "icedb.services.proxy",
     "icedb.services.ingest.events",
     "icedb.services.ingest.config",

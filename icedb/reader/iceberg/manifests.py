@@ -31,7 +31,7 @@ from icedb.sql.column_stats import bounds_of
 from icedb.sql.field_ids import field_id
 from icedb.storage.parts import Part
 
-__all__ = ["Manifest", "build_manifests", "manifest_list", "snapshot_id"]
+__all__ = ["Manifest", "build_manifests", "ends_manifest", "manifest_list", "snapshot_id", "snapshot_ms"]
 
 # The mean number of parts in a manifest.
 _PARTS = 4096
@@ -82,6 +82,16 @@ def snapshot_id(t_ms: int, content: str) -> int:
     The upper 42 bits are the time. A commit that arrives late changes the content of a time, and so the id.
     """
     return t_ms << _ID_BITS | crc32(content.encode()) & ((1 << _ID_BITS) - 1)
+
+
+def snapshot_ms(id_: int) -> int:
+    """Return the time in the id of a snapshot."""
+    return id_ >> _ID_BITS
+
+
+def ends_manifest(key: str) -> bool:
+    """Return whether the part with this key is the last of its manifest, in the order of times and keys."""
+    return crc32(key.encode()) % _PARTS == 0
 
 
 def build_manifests(
@@ -149,7 +159,7 @@ def _divided(files: Iterable[_File]) -> Iterator[list[_File]]:
     some: list[_File] = []
     for file in files:
         some.append(file)
-        if crc32(file.part.key.encode()) % _PARTS == 0:
+        if ends_manifest(file.part.key):
             yield some
             some = []
     if some:

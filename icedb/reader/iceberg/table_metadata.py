@@ -54,6 +54,7 @@ class TableMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", o
     default_sort_order_id: int
     sort_orders: list[dict[str, Any]]
     properties: dict[str, str]
+    #: -1 without a snapshot, as in Iceberg's own library.
     current_snapshot_id: int
     snapshots: list[IcebergSnapshot]
     snapshot_log: list[dict[str, int]]
@@ -87,7 +88,7 @@ def snapshot_entry(
 
 def table_metadata(
     layout: IcebergLayout,
-    current: IcebergSnapshot,
+    current: IcebergSnapshot | None,
     others: Sequence[tuple[IcebergSnapshot, IcebergLayout]],
     *,
     earlier: TableMetadata | None,
@@ -102,7 +103,7 @@ def table_metadata(
 
     Args:
         layout: The columns of the current snapshot.
-        current: The current snapshot.
+        current: The current snapshot; None if the table has none.
         others: Further snapshots, with their layouts.
         earlier: The previous document.
         kept: The snapshots of the previous document that can still be read.
@@ -116,14 +117,16 @@ def table_metadata(
     schemas = [s for s in earlier.schemas if s["schema-id"] in of_kept] if earlier else []
     layouts = [*(of for _, of in others), layout]
     specs = [*(earlier.partition_specs if earlier and kept else ()), *(of.partition_spec for of in layouts)]
-    by_id = {s.snapshot_id: s for s in (*kept, *(s for s, _ in others), current)}
+    currents = () if current is None else (current,)
+    by_id = {s.snapshot_id: s for s in (*kept, *(s for s, _ in others), *currents)}
     snapshots = sorted(by_id.values(), key=lambda s: (s.timestamp_ms, s.snapshot_id))
     version = max(of.format_version for of in layouts)
     if earlier is not None:
         version = max(version, earlier.format_version)
     refs = {name: {"snapshot-id": id_, "type": "tag"} for name, id_ in tags.items()}
-    refs[MAIN] = {"snapshot-id": current.snapshot_id, "type": "branch"}
-    log = [*(s for s in snapshots if s.timestamp_ms < current.timestamp_ms), current]
+    if current is not None:
+        refs[MAIN] = {"snapshot-id": current.snapshot_id, "type": "branch"}
+    log = [*(s for s in snapshots if current is None or s.timestamp_ms < current.timestamp_ms), *currents]
     return TableMetadata(
         format_version=version,
         table_uuid=table_uuid,
@@ -143,7 +146,7 @@ def table_metadata(
             "write.format.default": "parquet",
             **properties,
         },
-        current_snapshot_id=current.snapshot_id,
+        current_snapshot_id=-1 if current is None else current.snapshot_id,
         snapshots=snapshots,
         snapshot_log=[{"timestamp-ms": s.timestamp_ms, "snapshot-id": s.snapshot_id} for s in log],
         refs=refs,

@@ -24,8 +24,11 @@ from icedb.services.http.log_lines import LineSink
 from icedb.services.proxy.access_log import ProxyAccessRecord, access_line
 from icedb.services.proxy.bucket_operations import Listings
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
-from icedb.services.proxy.config.settings import ServerSettings
+from icedb.services.proxy.config.settings import IcebergSettings, ServerSettings
 from icedb.services.proxy.config.tenants import TenantDirectory
+from icedb.services.proxy.iceberg.metadata_catalog import MetadataCatalog
+from icedb.services.proxy.iceberg.rest import RestError, rest_error, rest_error_response
+from icedb.services.proxy.iceberg_routes import TOKENS_OPERATION, IcebergRoutes
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.metrics import ABORTED, ProxyMetrics
 from icedb.services.proxy.routing import NO_OPERATION, Operations, operation_name
@@ -67,6 +70,8 @@ class _Exchange:
     status: int = 0
     code: str = ""
     sent: int = 0
+    #: True for Iceberg's REST protocol, whose errors are JSON.
+    is_rest: bool = False
 
 
 class ProxyApp:
@@ -81,6 +86,7 @@ class ProxyApp:
         metrics: ProxyMetrics,
         access_log: LineSink,
         *,
+        iceberg: IcebergSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
@@ -90,7 +96,11 @@ class ProxyApp:
         self._access_log = access_log
         self._clock = clock or SystemClock()
         redirect_for = timedelta(milliseconds=settings.redirect_expires_ms) if settings.redirect else None
-        self._operations = Operations(tables, Listings(tables), settings.region, redirect_for)
+        metadata = None if iceberg is None else MetadataCatalog(tables, iceberg)
+        self._operations = Operations(tables, Listings(tables), settings.region, redirect_for, metadata)
+        self._iceberg = None
+        if iceberg is not None and metadata is not None:
+            self._iceberg = IcebergRoutes(metadata, directory, iceberg, settings, self._clock.now_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
@@ -114,6 +124,11 @@ class ProxyApp:
 
     async def _handle(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
         try:
+            _check_head(exchange.request)
+            if self._iceberg is not None and self._iceberg.serves(exchange.request):
+                exchange.is_rest = True
+                await self._finish(exchange, await self._respond_rest(self._iceberg, exchange, receive), send)
+                return
             caller = await self._authenticated(exchange)
             address = parse_address(exchange.request, self._settings.domains)
             exchange.operation = operation_name(exchange.request, address)
@@ -123,6 +138,8 @@ class ProxyApp:
                     await self._stream(exchange, caller, response, response.content, receive, send)
                 else:
                     await self._finish(exchange, response, send)
+        except RestError as error:
+            await self._finish(exchange, rest_error_response(error), send)
         except S3Error as error:
             if error.code in _SERVER_ERRORS and exchange.caller is not None:
                 logger.error("request %s (%s) failed with %s", exchange.id, exchange.operation, error.code)
@@ -137,11 +154,7 @@ class ProxyApp:
             await self._finish(exchange, _error_response(S3Error("InternalError"), exchange), send)
 
     async def _authenticated(self, exchange: _Exchange) -> AuthenticatedCaller:
-        request = exchange.request
-        request.check_size()
-        if request.header("content-length") is not None and request.header("transfer-encoding") is not None:
-            raise S3Error("InvalidRequest", "A request has a Content-Length or a Transfer-Encoding, not both.")
-        caller = exchange.caller = await authenticate(request, self._directory, now_ms=self._clock.now_ms())
+        caller = exchange.caller = await authenticate(exchange.request, self._directory, now_ms=self._clock.now_ms())
         return caller
 
     async def _respond(
@@ -151,6 +164,23 @@ class ProxyApp:
         if caller.payload_sha256 is not None or _has_body(request):
             await _check_body(caller, request, receive)
         return await self._operations.respond(exchange.operation, caller.tenant, address, request)
+
+    async def _respond_rest(self, iceberg: IcebergRoutes, exchange: _Exchange, receive: Receive) -> S3Response:
+        request = exchange.request
+        if iceberg.wants_token(request):
+            owner = await iceberg.authenticate_client(request, await _read_body(request, receive))
+            exchange.caller = AuthenticatedCaller(owner.tenant, owner.key.id, None)
+            exchange.operation = TOKENS_OPERATION
+            with self._limiter.enter(owner.tenant):
+                return iceberg.token_response(owner)
+        caller, owner = await iceberg.authenticate(request)
+        exchange.caller = caller
+        operation = iceberg.operation(request)
+        exchange.operation = operation.name
+        with self._limiter.enter(caller.tenant):
+            if caller.payload_sha256 is not None or _has_body(request):
+                await _check_body(caller, request, receive)
+            return await iceberg.respond(operation, owner, request)
 
     # ------------------------------------------------------------------------------------ sending
 
@@ -268,25 +298,38 @@ def _has_body(request: S3Request) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
+def _check_head(request: S3Request) -> None:
+    request.check_size()
+    if request.header("content-length") is not None and request.header("transfer-encoding") is not None:
+        raise S3Error("InvalidRequest", "A request has a Content-Length or a Transfer-Encoding, not both.")
+
+
 async def _check_body(caller: AuthenticatedCaller, request: S3Request, receive: Receive) -> None:
     """Read the body, and compare it with the signed hash. Raises S3Error."""
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256(await _read_body(request, receive)).hexdigest()
+    if caller.payload_sha256 not in (None, digest):
+        raise S3Error("XAmzContentSHA256Mismatch")
+
+
+async def _read_body(request: S3Request, receive: Receive) -> bytes:
+    """Return the body. Raises S3Error (EntityTooLarge, InvalidRequest)."""
+    pieces, size = [], 0
     more = _has_body(request)
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise S3Error("InvalidRequest", "The request's body is incomplete.")
-        body = message.get("body", b"")
-        size += len(body)
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
         if size > BODY_BYTES_MAX:
             raise S3Error("EntityTooLarge")
-        digest.update(body)
         more = message.get("more_body", False)
-    if caller.payload_sha256 not in (None, digest.hexdigest()):
-        raise S3Error("XAmzContentSHA256Mismatch")
+    return b"".join(pieces)
 
 
 def _error_response(error: S3Error, exchange: _Exchange) -> S3Response:
+    if exchange.is_rest:
+        return rest_error_response(rest_error(error))
     document = error_document(error, resource=exchange.request.path, request_id=exchange.id)
     headers = (("content-type", "application/xml"), *error.headers)
     return S3Response(error.status, headers, document, code=error.code)

@@ -12,7 +12,7 @@ from icedb.services.proxy.s3.response import ObjectRange, S3Response, http_date
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.storage.obstore_store import ObjectStore, presign
 
-__all__ = ["get_object"]
+__all__ = ["get_bytes", "get_object"]
 
 # Some clients write the largest 64-bit number for "to the end".
 _RANGE = re.compile(r"bytes=(?P<first>\d{0,30})-(?P<last>\d{0,30})", re.ASCII)
@@ -27,23 +27,40 @@ def get_object(
     GET requests are redirected to a presigned URL of the store that is valid for `redirect_for` (None: never). If the
     store has no presigned URLs, the proxy reads the object.
     """
-    validators = (("etag", object_.etag), ("last-modified", http_date(object_.modified_ms)), ("accept-ranges", "bytes"))
     if _not_modified(object_, request):
-        return S3Response(304, validators)
+        return S3Response(304, _validators(object_))
     bounds = _bounds(object_, request)
     start, stop = bounds or (0, object_.bytes)
     if redirect_for is not None and request.method == "GET" and request.parameter("partNumber") is None:
         address = presign(store, object_.stored_key, expires=redirect_for)
         if address is not None:
             return S3Response(307, (("location", address), ("cache-control", "no-store")))
-    headers = (
-        *validators,
-        ("content-type", "application/vnd.apache.parquet"),
+    headers = _headers(object_, bounds, "application/vnd.apache.parquet")
+    content = ObjectRange(store, object_.stored_key, start, stop) if request.method == "GET" and start < stop else None
+    return S3Response(206 if bounds else 200, headers, content=content)
+
+
+def get_bytes(object_: VirtualObject, body: bytes, content_type: str, request: S3Request) -> S3Response:
+    """Respond to GetObject and HeadObject of an object whose content is in memory. Raises S3Error."""
+    if _not_modified(object_, request):
+        return S3Response(304, _validators(object_))
+    bounds = _bounds(object_, request)
+    start, stop = bounds or (0, object_.bytes)
+    return S3Response(206 if bounds else 200, _headers(object_, bounds, content_type), body[start:stop])
+
+
+def _validators(object_: VirtualObject) -> tuple[tuple[str, str], ...]:
+    return ("etag", object_.etag), ("last-modified", http_date(object_.modified_ms)), ("accept-ranges", "bytes")
+
+
+def _headers(object_: VirtualObject, bounds: tuple[int, int] | None, content_type: str) -> tuple[tuple[str, str], ...]:
+    start, stop = bounds or (0, object_.bytes)
+    return (
+        *_validators(object_),
+        ("content-type", content_type),
         ("content-length", str(stop - start)),
         *((("content-range", f"bytes {start}-{stop - 1}/{object_.bytes}"),) if bounds else ()),
     )
-    content = ObjectRange(store, object_.stored_key, start, stop) if request.method == "GET" and start < stop else None
-    return S3Response(206 if bounds else 200, headers, content=content)
 
 
 def _not_modified(object_: VirtualObject, request: S3Request) -> bool:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from icedb.services.proxy.bucket_operations import Listings, get_bucket_location, head_bucket, list_buckets
+from icedb.services.proxy.catalog.bucket_view import VirtualObject
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import Tenant
-from icedb.services.proxy.object_operations import get_object
+from icedb.services.proxy.iceberg.metadata_catalog import MetadataCatalog
+from icedb.services.proxy.iceberg.names import parse_name
+from icedb.services.proxy.object_operations import get_bytes, get_object
 from icedb.services.proxy.s3.address import Address
 from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.response import S3Response
@@ -76,6 +79,8 @@ class Operations:
     region: str
     #: Lifetime of the presigned URL to which a GET is redirected. None: the proxy reads for the client.
     redirect_for: timedelta | None = None
+    #: The Iceberg metadata below `metadata/` of each bucket. None: there is none.
+    metadata: MetadataCatalog | None = None
 
     async def respond(self, name: str, tenant: Tenant, address: Address, request: S3Request) -> S3Response:
         """Run the operation of that name. Raises S3Error."""
@@ -92,6 +97,14 @@ class Operations:
                 return get_bucket_location(self.region) if name == "GetBucketLocation" else head_bucket(self.region)
         if request.parameter("versionId") not in (None, "null"):
             raise S3Error("NoSuchVersion")
+        if self.metadata is not None and (metadata_name := parse_name(address.key)) is not None:
+            body = await self.metadata.find(bucket, address.as_of_ms, metadata_name)
+            return get_bytes(
+                VirtualObject(address.key, "", len(body), metadata_name.time_ms),
+                body,
+                metadata_name.content_type,
+                request,
+            )
         object_, store = await self.tables.find(bucket, address.as_of_ms, address.key)
         if self.redirect_for is None:
             return get_object(object_, store, request)

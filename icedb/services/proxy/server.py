@@ -52,7 +52,7 @@ async def _serve(path: Path, config: ProxyConfig, process: ServiceProcess, on_re
             observer=metrics,
         )
         closing.callback(tables.close)
-        app = ProxyApp(settings, chain, tables, TenantLimiter(), metrics, process.access_lines)
+        app = ProxyApp(settings, chain, tables, TenantLimiter(), metrics, process.access_lines, iceberg=config.iceberg)
         server = HttpServer(app, settings, tls=True)
 
         def health() -> Response:

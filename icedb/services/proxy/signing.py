@@ -10,6 +10,7 @@ No error and no log line contains a secret, an expected signature, or an interme
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from http.client import HTTPMessage
 from urllib.parse import quote
 
-from botocore.auth import UNSIGNED_PAYLOAD, S3SigV4Auth
+from botocore.auth import UNSIGNED_PAYLOAD, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.compat import HTTPHeaders
 from botocore.credentials import ReadOnlyCredentials
@@ -50,12 +51,15 @@ _IN_QUERY = (
 # No two adjacent elements of these patterns match the same character, so matching never backtracks. The bounds only
 # limit the sizes. DuckDB signs with an empty region unless one is configured.
 _AUTHORIZATION = re.compile(r"Credential=([^ ,]{1,512}), *SignedHeaders=([^ ,]{1,4096}), *Signature=([^ ,]{1,128})")
-_CREDENTIAL = re.compile(r"([A-Za-z0-9_.-]{1,128})/([0-9]{8})/([A-Za-z0-9_.-]{0,64})/s3/aws4_request")
+_CREDENTIAL = re.compile(r"([A-Za-z0-9_.-]{1,128})/([0-9]{8})/([A-Za-z0-9_.-]{0,64})/([a-z0-9-]{1,32})/aws4_request")
 _HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
+_EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+#: The service of requests for S3, whose paths are signed as they are.
+_S3 = ("s3",)
 _STREAMING = re.compile(r"STREAMING-[A-Z0-9-]{1,64}")
 
 # The secret for unknown keys, so that their rejection takes as long as that of a wrong signature.
@@ -78,6 +82,7 @@ class _SignatureClaim:
 
     access_key_id: str
     region: str
+    service: str
     #: The time as it was signed, `20261121T100000Z`, independent of the form in the request.
     timestamp: str
     signed_headers: tuple[str, ...]
@@ -87,18 +92,27 @@ class _SignatureClaim:
 
 
 async def authenticate(
-    request: S3Request, directory: TenantDirectory, *, now_ms: int, max_skew_ms: int = SKEW_MS_MAX
+    request: S3Request,
+    directory: TenantDirectory,
+    *,
+    now_ms: int,
+    max_skew_ms: int = SKEW_MS_MAX,
+    services: Sequence[str] = _S3,
 ) -> AuthenticatedCaller:
     """Return the tenant that signed a request. `directory` is the lookup of tenants by access key.
+
+    `services` are the services for which a request may be signed. By default it is S3. For others, the path is encoded
+    once more, and the hash of the body may be missing if the body is empty.
 
     Raises S3Error: AccessDenied without a signature, with an expired one, or if a required header is not signed.
     InvalidAccessKeyId for an unknown key, SignatureDoesNotMatch for a wrong signature. RequestTimeTooSkewed if the
     clocks differ too much. Other codes for malformed signatures, and errors of the directory.
     """
-    claim = _claim(request, now_ms, max_skew_ms)
+    claim = _claim(request, now_ms, max_skew_ms, services)
     _check_signed(request, claim.signed_headers)
     owner = await directory.find(claim.access_key_id)
-    expected = _signature(request, claim, owner.key.secret if owner else _UNKNOWN_KEY_SECRET)
+    signer = _Signer if services == _S3 else _GeneralSigner
+    expected = _signature(request, claim, owner.key.secret if owner else _UNKNOWN_KEY_SECRET, signer)
     matches = hmac.compare_digest(expected.encode(), claim.signature.encode())
     if owner is None:
         raise S3Error("InvalidAccessKeyId")
@@ -108,7 +122,7 @@ async def authenticate(
     return AuthenticatedCaller(owner.tenant, claim.access_key_id, hashed)
 
 
-def _claim(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
+def _claim(request: S3Request, now_ms: int, max_skew_ms: int, services: Sequence[str]) -> _SignatureClaim:
     """Return the signature's fields. Raises S3Error if it is missing, malformed, expired, or of another version."""
     authorization = request.header("authorization")
     names = {n for n, _ in request.parameters}
@@ -122,11 +136,13 @@ def _claim(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim
     if "X-Amz-Security-Token" in names or any(n == "x-amz-security-token" for n, _ in request.headers):
         raise S3Error("InvalidToken", "This endpoint has no temporary keys. Omit the session token.")
     if authorization is None:
-        return _claim_in_query(request, now_ms, max_skew_ms)
-    return _claim_in_header(request, authorization, now_ms, max_skew_ms)
+        return _claim_in_query(request, now_ms, max_skew_ms, services)
+    return _claim_in_header(request, authorization, now_ms, max_skew_ms, services)
 
 
-def _claim_in_header(request: S3Request, authorization: str, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
+def _claim_in_header(
+    request: S3Request, authorization: str, now_ms: int, max_skew_ms: int, services: Sequence[str]
+) -> _SignatureClaim:
     algorithm, _, rest = authorization.partition(" ")
     if algorithm != _ALGORITHM:
         raise _another_kind()
@@ -135,7 +151,7 @@ def _claim_in_header(request: S3Request, authorization: str, now_ms: int, max_sk
     if not fields:
         raise S3Error(malformed)
     credential, signed_headers, signature = fields.groups()
-    access_key_id, day, region = _credential(credential, malformed)
+    access_key_id, day, region, service = _credential(credential, malformed, services)
     names = _signed_headers(signed_headers, malformed)
     _check_signature(signature, malformed)
     signed_at = _time_in_headers(request)
@@ -144,13 +160,15 @@ def _claim_in_header(request: S3Request, authorization: str, now_ms: int, max_sk
     timestamp = _as_timestamp(signed_at)
     _check_day(day, timestamp, malformed)
     payload = request.header("x-amz-content-sha256")
+    if payload is None and services != _S3:
+        payload = _EMPTY_SHA256
     if payload is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     _check_payload(payload)
-    return _SignatureClaim(access_key_id, region, timestamp, names, payload, signature)
+    return _SignatureClaim(access_key_id, region, service, timestamp, names, payload, signature)
 
 
-def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _SignatureClaim:
+def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int, services: Sequence[str]) -> _SignatureClaim:
     malformed = "AuthorizationQueryParametersError"
     fields = {name: [v for n, v in request.parameters if n == name] for name in _IN_QUERY}
     for name, values in fields.items():
@@ -159,7 +177,7 @@ def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _Signa
     algorithm, credential, timestamp, expires, signed_headers, signature = (fields[name][0] for name in _IN_QUERY)
     if algorithm != _ALGORITHM:
         raise _another_kind()
-    access_key_id, day, region = _credential(credential, malformed)
+    access_key_id, day, region, service = _credential(credential, malformed, services)
     names = _signed_headers(signed_headers, malformed)
     _check_signature(signature, malformed)
     seconds = int(expires) if re.fullmatch(r"[0-9]{1,6}", expires) else 0
@@ -174,7 +192,7 @@ def _claim_in_query(request: S3Request, now_ms: int, max_skew_ms: int) -> _Signa
     if _unix_ms(signed_at) + 1000 * seconds < now_ms:
         raise S3Error("AccessDenied", "Request has expired")
     payload = _payload_of_presigned(request)
-    return _SignatureClaim(access_key_id, region, timestamp, names, payload, signature)
+    return _SignatureClaim(access_key_id, region, service, timestamp, names, payload, signature)
 
 
 def _payload_of_presigned(request: S3Request) -> str:
@@ -195,15 +213,17 @@ def _another_kind() -> S3Error:
     )
 
 
-def _credential(text: str, malformed: str) -> tuple[str, str, str]:
-    """Return access key id, day and region."""
+def _credential(text: str, malformed: str, services: Sequence[str]) -> tuple[str, str, str, str]:
+    """Return access key id, day, region and service."""
     fields = _CREDENTIAL.fullmatch(text)
-    if not fields:
+    if not fields or fields[4] not in services:
         raise S3Error(
-            malformed, "The credential is not of the form <access key id>/<yyyymmdd>/<region>/s3/aws4_request."
+            malformed,
+            "The credential is not of the form <access key id>/<yyyymmdd>/<region>/"
+            f"{' or '.join(services)}/aws4_request.",
         )
-    access_key_id, day, region = fields.groups()
-    return access_key_id, day, region
+    access_key_id, day, region, service = fields.groups()
+    return access_key_id, day, region, service
 
 
 def _signed_headers(text: str, malformed: str) -> tuple[str, ...]:
@@ -273,11 +293,11 @@ def _check_signed(request: S3Request, signed: Sequence[str]) -> None:
     request.header("host")  # raises S3Error if it repeats
 
 
-class _Signer(S3SigV4Auth):
+class _GeneralSigner(SigV4Auth):
     """A signer of the headers that the client signed; botocore would omit some that proxies may change."""
 
     def __init__(self, claim: _SignatureClaim, secret: str, headers: HTTPMessage) -> None:
-        super().__init__(ReadOnlyCredentials(claim.access_key_id, secret, None), "s3", claim.region)
+        super().__init__(ReadOnlyCredentials(claim.access_key_id, secret, None), claim.service, claim.region)
         self._claim, self._headers = claim, headers
 
     def headers_to_sign(self, request: AWSRequest) -> HTTPMessage:
@@ -287,9 +307,13 @@ class _Signer(S3SigV4Auth):
         return self._claim.payload
 
 
-def _signature(request: S3Request, claim: _SignatureClaim, secret: str) -> str:
+class _Signer(_GeneralSigner, S3SigV4Auth):
+    """A signer of requests for S3."""
+
+
+def _signature(request: S3Request, claim: _SignatureClaim, secret: str, signer_class: type[_GeneralSigner]) -> str:
     """Return the signature in lower-case hex. Raises S3Error if no client can have signed the request."""
-    signer = _Signer(claim, secret, _canonical_headers(request, claim.signed_headers))
+    signer = signer_class(claim, secret, _canonical_headers(request, claim.signed_headers))
     signed = AWSRequest(method=request.method, url=_canonical_url(request))
     signed.context["timestamp"] = claim.timestamp
     # Not `add_auth`, which logs the intermediate texts.

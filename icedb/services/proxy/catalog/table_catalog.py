@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from icedb.errors import BucketNotFound, IceDBError, InvalidOption, RetryableError, SnapshotExpired, TableNotFound
 from icedb.format.keys import partition_of
@@ -32,7 +32,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.util.clock import Clock, SystemClock
 from icedb.util.lru_cache import LruCache
 
-__all__ = ["RefreshObserver", "TableCatalog"]
+__all__ = ["BucketState", "RefreshObserver", "TableCatalog"]
 
 logger = logging.getLogger("icedb.proxy")
 
@@ -46,6 +46,9 @@ EXPIRED_MAX = 1_000
 SLEEP_MS = 5_000
 # Threads for reading logs. A store that does not respond blocks one thread for each of its tables.
 THREADS = 32
+
+
+_Result = TypeVar("_Result")
 
 
 class RefreshObserver(Protocol):
@@ -100,6 +103,19 @@ class _OpenTable:
         self.expired.clear()
 
 
+@dataclass(frozen=True)
+class BucketState:
+    """A view of a bucket, with the latest known state of its table."""
+
+    handle: Handle
+    state: TableState
+    view: BucketView
+    #: The as-of time of the view; None if it is the latest.
+    at_ms: int | None
+    #: When the state was read, on the loop's clock.
+    read_at: float
+
+
 class TableCatalog:
     """Opens tables on demand and caches their states and views. Belongs to one event loop."""
 
@@ -132,6 +148,11 @@ class TableCatalog:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
+    def hold_ms(self) -> int:
+        """The time for which a replaced part can still be fetched."""
+        return self._hold_ms
+
+    @property
     def open_count(self) -> int:
         """The number of open tables."""
         return len(self._tables)
@@ -145,10 +166,28 @@ class TableCatalog:
 
     async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> BucketView:
         """Return the view of a bucket, latest or as of a time. Raises S3Error."""
-        at_ms = self._checked_time(bucket.scope, as_of_ms)
+        at_ms = self.checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
         whole = (await self._latest(table)).latest if at_ms is None else await self._at(table, at_ms)
         return await self._within(table, whole, bucket.scope)
+
+    async def read(self, bucket: VirtualBucket, as_of_ms: int | None) -> BucketState:
+        """Return the view of a bucket as `view` does, with the state of its table. Raises S3Error."""
+        at_ms = self.checked_time(bucket.scope, as_of_ms)
+        table = self._table(bucket)
+        at_time = None if at_ms is None else await self._at(table, at_ms)
+        current = await self._latest(table)
+        view = await self._within(table, at_time or current.latest, bucket.scope)
+        return BucketState(current.handle, current.state, view, at_ms, current.read_at)
+
+    async def run(self, bucket: VirtualBucket, work: Callable[[], _Result]) -> _Result:
+        """Run work on a bucket in a thread. Raises S3Error if the table cannot be read."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except SnapshotExpired:
+            raise _expired() from None
+        except (IceDBError, OSError) as error:
+            raise error if isinstance(error, S3Error) else _error_for(error, bucket.table) from None
 
     async def resume_view(
         self, bucket: VirtualBucket, as_of_ms: int | None, *, began_ms: int, snapshot_id: str
@@ -157,7 +196,7 @@ class TableCatalog:
 
         A listing of the latest state ends `hold_ms` after its start, because its parts may be gone by then.
         """
-        at_ms = self._checked_time(bucket.scope, as_of_ms)
+        at_ms = self.checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
         now_ms = self._clock.now_ms()
         if at_ms is None and now_ms - began_ms > self._hold_ms:
@@ -186,7 +225,7 @@ class TableCatalog:
 
     async def find(self, bucket: VirtualBucket, as_of_ms: int | None, key: str) -> tuple[VirtualObject, ObjectStore]:
         """Return an object of a bucket and its store. Raises S3Error (NoSuchKey)."""
-        at_ms = self._checked_time(bucket.scope, as_of_ms)
+        at_ms = self.checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
         current = table.current
         if at_ms is not None:
@@ -229,7 +268,7 @@ class TableCatalog:
 
     # ------------------------------------------------------------------------------------ times
 
-    def _checked_time(self, scope: Scope, as_of_ms: int | None) -> int | None:
+    def checked_time(self, scope: Scope, as_of_ms: int | None) -> int | None:
         """Return the as-of time of a response, or None for the latest state. Raises S3Error."""
         if as_of_ms is None or as_of_ms == scope.as_of_ms:
             return scope.as_of_ms

@@ -22,7 +22,7 @@ from icedb.services.http.config_file import (
 )
 from icedb.services.http.documents import ConfigContext, StrictDocument, canonical_uri, check_positive, check_unique
 from icedb.services.http.server_settings import FileStamp
-from icedb.services.proxy.config.settings import ControlPlaneSettings, ProxyConfig, ServerSettings
+from icedb.services.proxy.config.settings import ControlPlaneSettings, IcebergSettings, ProxyConfig, ServerSettings
 from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
 
 __all__ = ["load_config"]
@@ -36,6 +36,7 @@ class _ProxyDocument(StrictDocument):
     storage_options_env: dict[str, str] = msgspec.field(default_factory=dict)
     tenant: list[dict[str, Any]] = msgspec.field(default_factory=list)
     control_plane: dict[str, Any] | None = None
+    iceberg: dict[str, Any] | None = None
 
 
 class _ProxyServerDocument(StrictDocument):
@@ -66,9 +67,23 @@ class _ControlPlaneDocument(StrictDocument):
     entries: int | None = None
 
 
+class _IcebergDocument(StrictDocument):
+    enabled: bool = False
+    endpoint: str | None = None
+    namespace: str | None = None
+    token_expires: Any = None
+    snapshots: int | None = None
+
+
 # Durations with the minimum of each in milliseconds. With 0, refresh is for each request, and no part is held.
 _SERVER_DURATIONS = {"redirect_expires": 1_000, "refresh": 0, "hold": 0}  # S3's redirects have whole seconds
 _CONTROL_PLANE_DURATIONS = {"timeout": 1, "cache": 0, "unknown_cache": 0}
+_ICEBERG_DURATIONS = {"token_expires": 1_000}
+#: Each snapshot adds some 400 bytes to a document, which clients fetch for each query.
+_SNAPSHOTS_MAX = 10_000
+_RESERVED_NAMESPACES = ("default", "information_schema", "main", "pg_catalog", "system")
+#: The first segment of the catalog's paths, which a path-style bucket of that name would have as well.
+_CATALOG_BUCKET = "iceberg"
 
 
 def load_config(
@@ -86,10 +101,17 @@ def load_config(
     check_unique((k.id for t in tenants for k in t.keys), "access keys have the id", place)
     if not tenants and file.control_plane is None:
         raise InvalidOption(f"{place}: no tenant is configured. Add a [[tenant]] or a [control_plane].")
+    iceberg = _iceberg(file.iceberg, f"{place}: [iceberg]")
+    if iceberg is not None and (owners := [t.name for t in tenants if _CATALOG_BUCKET in t.buckets]):
+        raise InvalidOption(
+            f"{place}: [iceberg]: the tenant '{owners[0]}' has a bucket named '{_CATALOG_BUCKET}', which is the "
+            "path of the catalog. Rename the bucket, or do not enable the catalog."
+        )
     return ProxyConfig(
         server=_server(file.server, context, f"{place}: [server]"),
         tenants=tenants,
         control_plane=_control_plane(file.control_plane, context, f"{place}: [control_plane]"),
+        iceberg=iceberg,
         storage_options=resolve_storage_options(file.storage_options, file.storage_options_env, context, place),
         files=MappingProxyType(dict(context.stamps)),
     )
@@ -134,6 +156,28 @@ def _control_plane(document: dict[str, Any] | None, context: ConfigContext, plac
         if not re.fullmatch(r"[!-~]+", values["token"]):
             raise InvalidOption(f"{place}: the token is invalid. Set its variable to ASCII characters without spaces.")
     return ControlPlaneSettings(**values)
+
+
+def _iceberg(document: dict[str, Any] | None, place: str) -> IcebergSettings | None:
+    values = explicit_settings(document or {}, _IcebergDocument, _ICEBERG_DURATIONS, place)
+    enabled = values.pop("enabled")
+    snapshots = values.get("snapshots", 0)
+    if not 0 <= snapshots <= _SNAPSHOTS_MAX:
+        raise InvalidOption(f"{place}: snapshots is {snapshots}. Set 0 to {_SNAPSHOTS_MAX:,}.")
+    if "endpoint" in values:
+        if not _is_plain_url(values["endpoint"]) or urlsplit(values["endpoint"]).path not in ("", "/"):
+            raise InvalidOption(
+                f"{place}: endpoint is invalid. Write the address of this endpoint for clients, without user, path or "
+                "query: https://s3.example.com."
+            )
+        values["endpoint"] = values["endpoint"].rstrip("/")
+    namespace = values.get("namespace", "any")
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", namespace) or namespace in _RESERVED_NAMESPACES:
+        raise InvalidOption(
+            f"{place}: namespace is invalid. Use lower-case letters, digits and '_', a letter first, and none of "
+            f"{', '.join(_RESERVED_NAMESPACES)}, which engines reserve."
+        )
+    return IcebergSettings(**values) if enabled else None
 
 
 def _is_plain_url(text: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from icedb.services.http.server_settings import FileStamp, ListenSettings
 from icedb.services.proxy.config.tenants import Tenant
 
-__all__ = ["ControlPlaneSettings", "ProxyConfig", "ServerSettings"]
+__all__ = ["ControlPlaneSettings", "IcebergSettings", "ProxyConfig", "ServerSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,29 @@ class ControlPlaneSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class IcebergSettings:
+    """Settings of the Iceberg catalog. Changes take effect after a restart."""
+
+    #: The address of this endpoint that clients get with a table, such as `https://s3.example.com`. None: as the Host
+    #: header of the request.
+    endpoint: str | None = None
+    #: The namespace that has all tables. DuckDB reserves the name `main`.
+    namespace: str = "tables"
+    #: The lifetime of bearer tokens.
+    token_expires_ms: int = 3_600_000
+    #: The number of earlier states of a table that are listed as snapshots.
+    snapshots: int = 100
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyConfig:
     """The contents of the configuration file."""
 
     server: ServerSettings
     tenants: tuple[Tenant, ...]
     control_plane: ControlPlaneSettings | None
+    #: None: there is no Iceberg catalog.
+    iceberg: IcebergSettings | None
     #: Options of the store, see `icedb.storage.location`, with secrets. The environment supplies the others.
     storage_options: Mapping[str, str] = field(repr=False)
     #: The files that were read, with their stamps before the read.

@@ -75,5 +75,5 @@ def _restart_settings(running: ProxyConfig, config: ProxyConfig) -> list[str]:
         for f in fields(running.server)
         if getattr(running.server, f.name) != getattr(config.server, f.name)
     ]
-    others = [n for n in ("storage_options", "control_plane") if getattr(running, n) != getattr(config, n)]
+    others = [n for n in ("storage_options", "control_plane", "iceberg") if getattr(running, n) != getattr(config, n)]
     return list(dict.fromkeys(server)) + others

@@ -83,6 +83,7 @@ class _BucketDocument(StrictDocument):
     as_of: Any = None
     time_travel: bool | None = None
     earliest: Any = None
+    exclude_columns: list[str] | None = None
 
 
 def parse_tenant(document: object, source: DocumentSource, *, number: int | None = None) -> Tenant:
@@ -137,7 +138,9 @@ def _bucket(document: object, source: DocumentSource, tenant: str, *, number: in
         raise InvalidOption(
             f"{place}: the end of the name is a time, which selects another bucket as of a time. Use another name."
         )
-    return VirtualBucket(fields.name, _table(fields.table, source, place), _scope(fields, place))
+    excluded = tuple(fields.exclude_columns or ())
+    check_unique(excluded, "exclude_columns name", place)
+    return VirtualBucket(fields.name, _table(fields.table, source, place), _scope(fields, place), excluded)
 
 
 def _table(text: str, source: DocumentSource, place: str) -> str:

@@ -67,6 +67,8 @@ class VirtualBucket:
     #: The table's address: `s3://bucket/prefix` or a folder.
     table: str
     scope: Scope = Scope()
+    #: Columns that the Iceberg catalog leaves out, for example because Iceberg lacks their type. Parts contain them.
+    exclude_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.util.times import parse_as_of
 
-__all__ = ["Address", "parse_address", "has_time_suffix"]
+__all__ = ["Address", "bucket_of_host", "has_time_suffix", "parse_address", "split_time"]
 
 _PLAIN_TIME = re.compile(r"(?P<name>.+)--(?P<time>\d{8}[tT]\d{6}[zZ]|\d{13})", re.ASCII)
 
@@ -44,24 +44,26 @@ def parse_address(request: S3Request, domains: Sequence[str]) -> Address:
     if not request.path.startswith("/"):
         raise S3Error("InvalidURI")
     path = request.decoded_path[1:]
-    bucket = _bucket_of_host(request.header("host") or "", domains)
+    bucket = bucket_of_host(request.header("host") or "", domains)
     key = path
     if not bucket:
         bucket, _, key = path.partition("/")
         if not bucket and key:
             raise S3Error("InvalidURI")
-    name, as_of_ms = _split_time(bucket)
+    name, as_of_ms = split_time(bucket)
     if bucket and not name:
         raise S3Error("NoSuchBucket")  # a time without a bucket
     return Address(name, key, as_of_ms, bucket)
 
 
-def _bucket_of_host(host: str, domains: Sequence[str]) -> str:
+def bucket_of_host(host: str, domains: Sequence[str]) -> str:
+    """Return the bucket that a host below one of the domains names, or an empty text."""
     name = re.sub(r":\d*$", "", host).lower().rstrip(".")
     return next((name.removesuffix(f".{d}") for d in domains if name.endswith(f".{d}")), "")
 
 
-def _split_time(bucket: str) -> tuple[str, int | None]:
+def split_time(bucket: str) -> tuple[str, int | None]:
+    """Split the time from the name of a bucket, if it has one. Raises S3Error (InvalidArgument) if it is invalid."""
     name, at, time = bucket.partition("@")
     if not at:
         match = _PLAIN_TIME.fullmatch(bucket)

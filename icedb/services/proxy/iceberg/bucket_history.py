@@ -1,0 +1,241 @@
+"""All that a bucket's documents depend on, computed once for each state of the table: its states, columns and pins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, product
+from typing import NamedTuple
+
+from icedb.format.records import Marker
+from icedb.format.replay import TableState, live_markers
+from icedb.operations.export.export_pins import is_export_pin
+from icedb.reader.iceberg.manifests import snapshot_ms
+from icedb.reader.iceberg.table_metadata import MAIN
+from icedb.services.proxy.config.tenants import VirtualBucket
+from icedb.services.proxy.iceberg.bucket_manifests import BucketSnapshot
+from icedb.services.proxy.iceberg.documents import ListedState, bucket_address, encode_document
+from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName
+from icedb.services.proxy.iceberg.visible_columns import BucketLayout, BucketLayouts, SeenColumns
+from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleHistory, visible_markers
+from icedb.transaction.pin_objects import Pin, read_pins
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["BucketHistory", "FixedState"]
+
+# Names of buckets take times of 13 digits.
+_TIME_MS_MIN = 10**12
+# States of the latest address that are searched for a manifest, besides the current one and that of its newest part.
+_STATES_SEARCHED = 8
+
+
+class FixedState(NamedTuple):
+    """The live parts of a bucket at a fixed time."""
+
+    at_ms: int
+    markers: Sequence[Marker]
+
+
+@dataclass(frozen=True)
+class BucketHistory:
+    """A bucket as of one state of its table, for documents, lists and manifests of any time.
+
+    In its methods, `fixed` is the state of a request with a time, or of a bucket of a fixed time. None: the latest.
+    Methods may send requests to the store, so call them in a thread.
+    """
+
+    bucket: VirtualBucket
+    handle: Handle
+    state: TableState
+    layouts: BucketLayouts
+    visible: VisibleHistory
+    pins: Sequence[Pin]
+    #: States of later times are not listed: a clock far ahead wrote them.
+    now_ms: int
+    #: The number of earlier states that a document lists.
+    snapshots: int
+    #: The time for which the parts of a replaced state can still be fetched.
+    hold_ms: int
+
+    @classmethod
+    def of(
+        cls,
+        bucket: VirtualBucket,
+        handle: Handle,
+        state: TableState,
+        seen: SeenColumns,
+        *,
+        snapshots: int,
+        hold_ms: int,
+        previous: BucketHistory | None = None,
+    ) -> BucketHistory:
+        """Compute the history in a thread, or return `previous` if nothing changed. Raises the store's errors."""
+        scope = bucket.scope
+        now_ms = handle.clock.now_ms()
+        pins = _readable_pins(bucket, handle, now_ms) if scope.time_travel else []
+        if previous is not None and previous.state is state and previous.handle is handle:
+            return previous if previous.pins == pins else replace(previous, pins=pins)
+        columns = seen.find(handle, state, bucket) if scope.partitions else None
+        prefix = handle.keys.data_prefix
+        sample = [handle.part(marker) for marker in islice(visible_markers(state, scope, prefix), 1)]
+        layouts = BucketLayouts(handle, state, bucket, columns, sample)
+        visible = VisibleHistory.of(visible_markers(state, scope, prefix))
+        return cls(bucket, handle, state, layouts, visible, pins, now_ms, snapshots, hold_ms)
+
+    @cached_property
+    def live(self) -> Sequence[Marker]:
+        """The live parts that the bucket shows."""
+        scope, prefix = self.bucket.scope, self.handle.keys.data_prefix
+        return self.state.live if not scope.partitions else [
+            m for m in visible_markers(self.state, scope, prefix) if m.tombstoned_ms is None
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ documents
+
+    def document(self, fixed: FixedState | None) -> tuple[DocumentName, bytes]:
+        """Return the document of the bucket.
+
+        Raises UnsupportedType and InvalidOption, whose messages a client may see.
+        """
+        return self._newest_document if fixed is None else self._fixed_document(fixed)
+
+    @cached_property
+    def _newest_document(self) -> tuple[DocumentName, bytes]:
+        newest_ms = self.visible.newest_ms
+        return self._document(newest_ms, self._layout(newest_ms, latest=True), self.snapshots)
+
+    def find_document(self, fixed: FixedState | None, name: DocumentName) -> bytes | None:
+        """Return the document of that name; None if the bucket has none."""
+        if fixed is not None:
+            document, body = self._fixed_document(fixed)
+            return body if document == name else None
+        if name.at_ms != (self.visible.newest_ms or 0) and not self._is_held(name.at_ms):
+            return None
+        # Columns, and the horizon, may have changed since a document of this name was served.
+        for latest, count in product((True, False), (self.snapshots, name.earlier)):
+            since_ms = self.state.horizon_ms if count == self.snapshots else 0
+            layout = self._layout(name.at_ms, latest=latest)
+            document, body = self._document(name.at_ms or None, layout, count, since_ms=since_ms)
+            if document == name:
+                return body
+        return None
+
+    def _fixed_document(self, fixed: FixedState) -> tuple[DocumentName, bytes]:
+        at_ms = fixed.at_ms
+        base = self.address(at_ms)
+        sums = StateSums.of(fixed.markers)
+        layout = self.layouts.at(at_ms, has_parts=sums.parts > 0)
+        body = encode_document(self.handle, self.bucket, base, layout, ListedState(base, at_ms, sums, layout), (), {})
+        return DocumentName.of(at_ms, 0, body), body
+
+    def _document(
+        self, current_ms: int | None, layout: BucketLayout, count: int, *, since_ms: int | None = None
+    ) -> tuple[DocumentName, bytes]:
+        base = bucket_address(self.bucket, None)
+        current = None if current_ms is None else ListedState(base, current_ms, self.visible.at(current_ms), layout)
+        earlier: dict[int, ListedState] = {}
+        tags: dict[str, int] = {}
+        if current is not None and self.bucket.scope.time_travel:
+            first_ms = max(self.state.horizon_ms if since_ms is None else since_ms, self._earliest_ms)
+            times = self.visible.earlier(current.at_ms, since_ms=first_ms, count=count)
+            earlier = {t: self._listed(t) for t in times if t <= self.now_ms}
+            for pin in self.pins:
+                pinned = self._pinned(pin, current, first_ms)
+                if pinned is not current:
+                    earlier.setdefault(pinned.at_ms, pinned)
+                # Pins have names of the operator's choice, which may name other tenants.
+                if not self.bucket.scope.partitions:
+                    tags[pin.name] = pinned.snapshot_id
+        body = encode_document(
+            self.handle, self.bucket, base, layout, current, [s for _, s in sorted(earlier.items())], tags
+        )
+        return DocumentName.of(current_ms or 0, len(earlier), body), body
+
+    def _listed(self, at_ms: int) -> ListedState:
+        return ListedState(
+            bucket_address(self.bucket, at_ms), at_ms, self.visible.at(at_ms), self._layout(at_ms, latest=False)
+        )
+
+    def _pinned(self, pin: Pin, current: ListedState, first_ms: int) -> ListedState:
+        """Return the state of a pin: that which began before it, if its time can be read, or else the pin's time."""
+        began = self.visible.earlier(pin.as_of_ms + 1, since_ms=0, count=1)
+        if began and began[0] == current.at_ms:
+            return current
+        return self._listed(began[0] if began and began[0] >= first_ms else pin.as_of_ms)
+
+    def _layout(self, at_ms: int | None, *, latest: bool) -> BucketLayout:
+        has_parts = at_ms is not None and self.visible.at(at_ms).parts > 0
+        return self.layouts.at(None if latest else at_ms, has_parts=has_parts)
+
+    @property
+    def _earliest_ms(self) -> int:
+        return max(self.bucket.scope.earliest_ms or 0, _TIME_MS_MIN)
+
+    # ------------------------------------------------------------------------------------ lists and manifests
+
+    def address(self, at_ms: int | None) -> str:
+        """Return the address of the bucket at a time. That of a bucket of a fixed time has no time."""
+        return bucket_address(self.bucket, None if at_ms == self.bucket.scope.as_of_ms else at_ms)
+
+    def snapshot_of_list(self, fixed: FixedState | None, name: ListName) -> BucketSnapshot | None:
+        """Return the snapshot whose manifest list has that name; None if the bucket has none."""
+        at_ms = snapshot_ms(name.snapshot_id)
+        for snapshot in self._snapshots_at(fixed, at_ms):
+            is_named = StateSums.of(snapshot.markers).snapshot_id(at_ms) == name.snapshot_id
+            if is_named and snapshot.layout.digest == name.layout:
+                return snapshot
+        return None
+
+    def snapshots_with(self, fixed: FixedState | None, name: ManifestName) -> Iterator[BucketSnapshot]:
+        """Yield the snapshots that may have a manifest of that name."""
+        newest_ms = self.visible.newest_ms if fixed is None else fixed.at_ms
+        if newest_ms is None:
+            return
+        yield from self._snapshots_at(fixed, newest_ms)
+        if fixed is None:
+            others = self.visible.earlier(newest_ms, since_ms=name.newest_ms, count=_STATES_SEARCHED)
+            for other_ms in dict.fromkeys((name.newest_ms, *reversed(others))):
+                yield from self._snapshots_at(None, other_ms)
+
+    def _snapshots_at(self, fixed: FixedState | None, at_ms: int) -> Iterator[BucketSnapshot]:
+        """Yield the snapshot of a time, with each layout that it may have had."""
+        if fixed is not None:
+            if fixed.at_ms == at_ms:
+                layout = self.layouts.at(at_ms, has_parts=len(fixed.markers) > 0)
+                yield BucketSnapshot(self.handle, self.address(at_ms), True, fixed.markers, layout)
+            return
+        if at_ms == self.visible.newest_ms:
+            markers = self.live
+        elif self._is_held(at_ms):
+            live = {m.key for m in live_markers(self.state, at_ms)}
+            shown = visible_markers(self.state, self.bucket.scope, self.handle.keys.data_prefix)
+            markers = [m for m in shown if m.key in live]
+        else:
+            return
+        layouts = (self._layout(at_ms, latest=latest) for latest in (True, False))
+        for layout in {of.digest: of for of in layouts}.values():
+            yield BucketSnapshot(self.handle, self.address(None), False, markers, layout)
+
+    def _is_held(self, at_ms: int) -> bool:
+        """Return whether the state of a time was the newest one so recently that its parts can be fetched."""
+        if at_ms < self.state.horizon_ms or not self.visible.at(at_ms).parts:
+            return False
+        next_ms = self.visible.next_change_ms(at_ms)
+        # A commit may become visible later than its time.
+        return (
+            next_ms is None
+            or self.handle.clock.now_ms() - next_ms <= self.hold_ms + self.handle.timing.late_publication_ms
+        )
+
+
+def _readable_pins(bucket: VirtualBucket, handle: Handle, now_ms: int) -> list[Pin]:
+    earliest_ms = max(bucket.scope.earliest_ms or 0, _TIME_MS_MIN)
+    return [
+        pin
+        for pin in read_pins(handle)
+        if not pin.expired(now_ms)
+        and not is_export_pin(pin)
+        and pin.name != MAIN
+        and earliest_ms <= pin.as_of_ms <= now_ms
+    ]

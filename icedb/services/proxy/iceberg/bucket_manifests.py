@@ -1,0 +1,121 @@
+"""The manifests of one snapshot of a bucket, and its manifest list, with the addresses that the bucket's name gives.
+
+Parts are grouped as `icedb.reader.iceberg.manifests` divides them. A manifest's name has a digest of its group, so that
+manifests that exist are found without encoding them again: after an append, all but the last.
+
+The parts of a snapshot of the latest state have bounds. A snapshot of a fixed time has none: after its parts are
+superseded, a column may get another type, and an object must not change under its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from icedb.format.keys import partition_of
+from icedb.format.records import Marker
+from icedb.reader.iceberg.manifests import Manifest, build_manifests, ends_manifest, manifest_list
+from icedb.reader.part_footers import part_rows
+from icedb.reader.path_values import path_values
+from icedb.services.proxy.iceberg.byte_cache import ByteCache
+from icedb.services.proxy.iceberg.names import ManifestName
+from icedb.services.proxy.iceberg.visible_columns import BucketLayout
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["BucketSnapshot", "ManifestCache"]
+
+
+@dataclass(frozen=True)
+class BucketSnapshot:
+    """The live parts of a bucket at a time, under an address."""
+
+    handle: Handle
+    #: The address of the bucket without a slash at its end: `s3://events`, or with a time `s3://events--1795219200000`.
+    base: str
+    #: True if the address has a fixed time.
+    is_fixed: bool
+    markers: Sequence[Marker]
+    layout: BucketLayout
+
+    def groups(self) -> Iterator[tuple[ManifestName, list[Marker]]]:
+        """Yield the parts of each manifest, with its name."""
+        group: list[Marker] = []
+        for marker in sorted(self.markers, key=lambda m: (m.created_ms, m.key)):
+            group.append(marker)
+            if ends_manifest(marker.key):
+                yield self._name(group), group
+                group = []
+        if group:
+            yield self._name(group), group
+
+    def _name(self, group: Sequence[Marker]) -> ManifestName:
+        digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())
+        digest.update("".join([f"{m.created_ms} {m.key}\n" for m in group]).encode())
+        return ManifestName(group[-1].created_ms, digest.hexdigest()[:32])
+
+    def part(self, marker: Marker) -> Part:
+        """Return a part with the address by which the tenant reads it."""
+        prefix = self.handle.keys.data_prefix
+        return Part(
+            key=marker.key,
+            path=f"{self.base}/{marker.key[len(prefix) :]}",
+            partition=partition_of(prefix, marker.key),
+            bytes=marker.bytes,
+            rows=marker.rows,
+            created_ms=marker.created_ms,
+            stats=msgspec.UNSET if self.is_fixed else marker.stats,
+        )
+
+
+class ManifestCache:
+    """Encoded manifests by owner and name, up to a number of bytes. Threads can share it.
+
+    The owner is a bucket and the time of its address, because no bucket may serve a manifest of another one.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._manifests: ByteCache[Manifest] = ByteCache(bytes_max, lambda manifest: len(manifest.body))
+
+    def get(self, owner: Hashable, name: ManifestName) -> Manifest | None:
+        """Return a manifest; None if it is not cached."""
+        return self._manifests.get((owner, name))
+
+    def list_body(self, owner: Hashable, snapshot: BucketSnapshot) -> bytes:
+        """Return the manifest list of a snapshot. Raises InvalidPartitionValue and the store's errors."""
+        groups = list(snapshot.groups())
+        manifests = {name: m for name, _ in groups if (m := self.get(owner, name)) is not None}
+        missing = [(name, group) for name, group in groups if name not in manifests]
+        for (name, _), manifest in zip(missing, _encoded(snapshot, [g for _, g in missing]), strict=True):
+            manifests[name] = manifest
+            self._manifests.put((owner, name), manifest)
+        return manifest_list([(f"{snapshot.base}/{name.key}", manifests[name]) for name, _ in groups])
+
+    def find(self, owner: Hashable, snapshot: BucketSnapshot, name: ManifestName) -> Manifest | None:
+        """Return the manifest of that name if the snapshot has it. Raises as `list_body`."""
+        group = next((g for n, g in snapshot.groups() if n == name), None)
+        if group is None:
+            return None
+        [manifest] = _encoded(snapshot, [group])
+        self._manifests.put((owner, name), manifest)
+        return manifest
+
+
+def _encoded(snapshot: BucketSnapshot, groups: Sequence[Sequence[Marker]]) -> list[Manifest]:
+    """Return the manifests of these groups. Together, they are divided as they are in the whole snapshot."""
+    if not groups:
+        return []
+    markers = [marker for group in groups for marker in group]
+    # With the addresses at which this process reads the store, in case that a footer is needed.
+    stored = [snapshot.handle.part(marker) for marker in markers]
+    layout = snapshot.layout
+    return build_manifests(
+        layout.layout,
+        [snapshot.part(marker) for marker in markers],
+        path_values(layout.snapshot, stored, [f.name for f in layout.layout.partition_fields]),
+        part_rows(snapshot.handle, [part for part in stored if part.rows is None]),
+        table=snapshot.handle.table,
+    )

@@ -1,0 +1,202 @@
+"""The columns of a bucket at a time, and their layout as an Iceberg schema and partition spec.
+
+A bucket without `partitions` has the columns of the table. For a bucket with `partitions`, a column that the table does
+not declare counts only if a visible part contains it: its footer shows this, because the log records columns for log
+files only, which may name parts of several tenants. Footers are read only for columns that a log file with visible
+parts has, newest part first, until each column was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from icedb.errors import InvalidOption, UnsupportedType
+from icedb.format.column_times import column_times
+from icedb.format.keys import partition_of
+from icedb.format.records import Marker
+from icedb.format.replay import TableState
+from icedb.format.table_spec import TableSpec, all_columns, spec_at
+from icedb.operations.export.exported_snapshot import exported_columns
+from icedb.reader.iceberg.iceberg_types import file_types, path_types
+from icedb.reader.iceberg.layout import IcebergLayout, layout_of
+from icedb.reader.part_footers import part_columns
+from icedb.reader.snapshot import Snapshot
+from icedb.services.proxy.config.tenants import VirtualBucket
+from icedb.services.proxy.iceberg.names import digest_of
+from icedb.storage.parts import Part
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["BucketLayout", "BucketLayouts", "SeenColumns"]
+
+# The numbers of footers that are read in turn. Most tables need one, because all parts have the same columns.
+_FOOTERS = (1, 9, 90, 900)
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """A layout, the snapshot that has its columns, and a digest of it: 8 hexadecimal digits."""
+
+    layout: IcebergLayout
+    snapshot: Snapshot
+    digest: str
+
+
+@dataclass
+class SeenColumns:
+    """The columns that were seen in visible parts, and the parts that were searched for the others.
+
+    Parts are immutable, so this stays true for later states as long as the part is visible.
+    """
+
+    #: Column -> the key of a part that contains it.
+    parts: dict[str, str] = field(default_factory=dict)
+    #: Column -> the keys of parts that do not contain it.
+    absent: dict[str, set[str]] = field(default_factory=dict)
+
+    def find(self, handle: Handle, state: TableState, bucket: VirtualBucket) -> frozenset[str]:
+        """Return the columns of the log that a visible part contains. Reads footers of visible parts only.
+
+        Parts with a tombstone count as long as their state can be read, because the catalog lists it.
+        """
+        seen = {c for c in state.schema if c in handle.spec.columns}
+        for column in state.schema:
+            if column not in seen and self._is_seen(handle, state, bucket, column):
+                seen.add(column)
+        return frozenset(seen)
+
+    def _is_seen(self, handle: Handle, state: TableState, bucket: VirtualBucket, column: str) -> bool:
+        markers = _naming(handle, state, bucket, column)
+        keys = {m.key for m in markers}
+        if self.parts.get(column) in keys:
+            return True
+        self.parts.pop(column, None)
+        absent = self.absent.setdefault(column, set())
+        absent &= keys
+        for some in _chunks([m for m in markers if m.key not in absent]):
+            # The other columns of the same footers, too: usually all of them are in the first one.
+            wanted = [c for c in state.schema if c not in handle.spec.columns and c not in self.parts]
+            for key, columns in part_columns(handle, [handle.part(m) for m in some], wanted).items():
+                self.parts.update(dict.fromkeys(columns, key))
+            if column in self.parts:
+                return True
+            absent |= {m.key for m in some}
+        return False
+
+
+def _naming(handle: Handle, state: TableState, bucket: VirtualBucket, column: str) -> list[Marker]:
+    """Return the visible parts that a log file with a column names, newest first."""
+    files = [key for key, stored in state.effective.items() if column in stored.file.schema]
+    return sorted(
+        (
+            m
+            for m in state.named_by(files)
+            if (m.tombstoned_ms is None or m.tombstoned_ms > state.horizon_ms)
+            and bucket.scope.shows(partition_of(handle.keys.data_prefix, m.key))
+        ),
+        key=lambda m: (m.tombstoned_ms is not None, -m.created_ms, m.key),
+    )
+
+
+def _chunks(markers: Sequence[Marker]) -> Iterator[Sequence[Marker]]:
+    first = 0
+    for size in _FOOTERS:
+        if first < len(markers):
+            yield markers[first : first + size]
+            first += size
+    for start in range(first, len(markers), _FOOTERS[-1]):
+        yield markers[start : start + _FOOTERS[-1]]
+
+
+class BucketLayouts:
+    """The layouts of a bucket at all times, for one state of the table. Each distinct layout is computed once."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        state: TableState,
+        bucket: VirtualBucket,
+        visible: frozenset[str] | None,
+        sample: Sequence[Part],
+    ) -> None:
+        """Create the layouts of a bucket.
+
+        `visible`: the columns of the log that visible parts contain; None for a bucket of the whole table. `sample`:
+        one visible part, or none if there is none. Partition columns without a type are an error only with parts.
+        """
+        self._handle = handle
+        self._state = state
+        self._bucket = bucket
+        self._visible = visible
+        self._sample = sample
+        self._times = column_times(state)
+        self._first_ms = min(self._times.values(), default=0)
+        self._layouts: dict[object, BucketLayout] = {}
+
+    def at(self, at_ms: int | None, *, has_parts: bool) -> BucketLayout:
+        """Return the layout at a time; None: the latest.
+
+        Raises UnsupportedType and InvalidOption, whose messages name no address, so that a client may see them.
+        """
+        spec, columns = self._columns(at_ms)
+        name = tuple(columns.items()), spec.partition_by, tuple(spec.path_columns.items()), has_parts
+        if name not in self._layouts:
+            self._layouts[name] = self._layout(spec, columns, at_ms or 0, has_parts=has_parts)
+        return self._layouts[name]
+
+    def _columns(self, at_ms: int | None) -> tuple[TableSpec, dict[str, str]]:
+        spec = self._handle.spec if at_ms is None else spec_at(self._handle.spec, at_ms)
+        schema = self._state.schema
+        if at_ms is not None:  # as `schema_at`, which would compute the times again
+            until_ms = max(at_ms, self._first_ms)
+            schema = {c: t for c, t in schema.items() if self._times[c] <= until_ms}
+        if self._visible is None:
+            return spec, all_columns(spec, schema)
+        # In the order of names: the log's order depends on commits of other tenants.
+        seen = {c: schema[c] for c in sorted(schema) if c in self._visible}
+        return spec, all_columns(spec, seen)
+
+    def _layout(self, spec: TableSpec, columns: dict[str, str], at_ms: int, *, has_parts: bool) -> BucketLayout:
+        name = self._bucket.name
+        snapshot = Snapshot(
+            table=name,
+            as_of_ms=at_ms,
+            parts=self._sample if has_parts else (),
+            schema=columns,
+            log_files=0,
+            epoch=0,
+            _handle=self._handle,
+            _spec=spec,
+        )
+        excluded = [c for c in self._bucket.exclude_columns if c in snapshot.columns]
+        try:
+            files, partitions = exported_columns(snapshot, excluded)
+        except InvalidOption:
+            raise InvalidOption(f"The table '{name}' has no columns. Insert rows, or declare columns.") from None
+        try:
+            layout = layout_of(snapshot, files, partitions)
+        except UnsupportedType:
+            raise _unsupported(name, files, partitions) from None
+        digest = digest_of(msgspec.json.encode([layout.schema, layout.partition_spec, layout.format_version]), 8)
+        return BucketLayout(layout, snapshot, digest)
+
+
+def _unsupported(name: str, files: Mapping[str, str], partitions: Mapping[str, str]) -> UnsupportedType:
+    """Return an error for the client and the operator that names the columns without an Iceberg type."""
+    columns = [f"'{c}' ({t})" for c, t in files.items() if not _is_supported(file_types, c, t)]
+    columns += [f"'{c}' ({t})" for c, t in partitions.items() if not _is_supported(path_types, c, t)]
+    which = f"without an Iceberg type: {', '.join(columns)}" if columns else "whose Iceberg field ids are the same"
+    return UnsupportedType(
+        f"The table '{name}' has columns {which}. The operator of this endpoint can leave them out with "
+        "exclude_columns of the bucket."
+    )
+
+
+def _is_supported(types: Callable[..., object], column: str, type_: str) -> bool:
+    try:
+        types({column: type_}, table="")
+    except UnsupportedType:
+        return False
+    return True
