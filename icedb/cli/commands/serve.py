@@ -46,15 +46,17 @@ def ingest(config: Config, check: Check = False, json: CheckJson = False) -> Non
 def proxy(config: Config, check: Check = False, json: CheckJson = False) -> None:
     """Serve the live parts of tables as read-only S3 buckets, one set a tenant, until SIGINT or SIGTERM."""
     if check:
-        from icedb.services.proxy.config.config_check import check_config
+        from icedb.services.proxy.config_check import check_config
 
         buckets = check_config(config)
+        with_iceberg = any(b.iceberg_columns is not None or b.iceberg_error is not None for b in buckets)
         _print_check(
             buckets,
-            ("tenant", "bucket", "table", "parts", "rows"),
-            ((b.tenant, b.bucket, b.table, *("unknown" if n is None else f"{n:,}" for n in (b.parts, b.rows)))
+            ("tenant", "bucket", "table", "parts", "rows", *(["Iceberg"] if with_iceberg else [])),
+            ((b.tenant, b.bucket, b.table, *("unknown" if n is None else f"{n:,}" for n in (b.parts, b.rows)),
+              *([_iceberg_cell(b.iceberg_columns)] if with_iceberg else []))
              for b in buckets),
-            [(f"{b.tenant}, bucket '{b.bucket}'", () if b.warning is None else (b.warning,), b.error)
+            [(f"{b.tenant}, bucket '{b.bucket}'", () if b.warning is None else (b.warning,), b.error or b.iceberg_error)
              for b in buckets],
             json=json,
         )  # fmt: skip
@@ -63,6 +65,10 @@ def proxy(config: Config, check: Check = False, json: CheckJson = False) -> None
     from icedb.services.proxy.server import serve
 
     serve(config, on_ready=lambda line: print_message(Text(line)))
+
+
+def _iceberg_cell(columns: int | None) -> str:
+    return "error" if columns is None else f"{columns:,} columns"
 
 
 def _require_server(modules: Sequence[str], *, extra: str, json: bool) -> None:

@@ -15,8 +15,8 @@ from icedb.services.http.log_lines import record_line
 
 __all__ = ["ProxyAccessRecord", "access_line", "redact_query"]
 
-#: Parameters in lower case: of presigned URLs of signature versions 4 and 2, and of a form of the Iceberg catalog, which a
-#: client may send in the query by mistake.
+#: Parameters in lower case: of presigned URLs of signature versions 4 and 2, and of the form for a token of the Iceberg
+#: catalog, which a client may send in the query by mistake.
 _SECRET_PARAMETERS = frozenset(
     {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "awsaccesskeyid", "signature"}
     | {"client_secret", "access_token", "token", "credential"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import product
 from typing import NamedTuple
 
 from icedb.format.records import Marker
@@ -18,7 +18,7 @@ from icedb.services.proxy.iceberg.bucket_manifests import BucketSnapshot
 from icedb.services.proxy.iceberg.documents import ListedState, bucket_address, encode_document
 from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout, BucketLayouts, SeenColumns
-from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleHistory, visible_markers
+from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleHistory, VisibleParts, known_markers
 from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 
@@ -34,7 +34,7 @@ class FixedState(NamedTuple):
     """The live parts of a bucket at a fixed time."""
 
     at_ms: int
-    markers: Sequence[Marker]
+    parts: VisibleParts
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,18 @@ class BucketHistory:
         if previous is not None and previous.state is state and previous.handle is handle:
             return previous if previous.pins == pins else replace(previous, pins=pins)
         columns = seen.find(handle, state, bucket) if scope.partitions else None
-        prefix = handle.keys.data_prefix
-        sample = [handle.part(marker) for marker in islice(visible_markers(state, scope, prefix), 1)]
-        layouts = BucketLayouts(handle, state, bucket, columns, sample)
-        visible = VisibleHistory.of(visible_markers(state, scope, prefix))
+        known = VisibleParts.of(known_markers(state), scope, handle.keys.data_prefix)
+        layouts = BucketLayouts(handle, state, bucket, columns, [handle.part(m) for m in known.markers[:1]])
+        visible = VisibleHistory.of(known)
         return cls(bucket, handle, state, layouts, visible, pins, now_ms, snapshots, hold_ms)
 
     @cached_property
-    def live(self) -> Sequence[Marker]:
+    def live(self) -> VisibleParts:
         """The live parts that the bucket shows."""
-        scope, prefix = self.bucket.scope, self.handle.keys.data_prefix
-        return self.state.live if not scope.partitions else [
-            m for m in visible_markers(self.state, scope, prefix) if m.tombstoned_ms is None
-        ]  # fmt: skip
+        return self._shown(self.state.live)
+
+    def _shown(self, markers: Sequence[Marker]) -> VisibleParts:
+        return VisibleParts.of(markers, self.bucket.scope, self.handle.keys.data_prefix)
 
     # ------------------------------------------------------------------------------------ documents
 
@@ -124,7 +123,7 @@ class BucketHistory:
     def _fixed_document(self, fixed: FixedState) -> tuple[DocumentName, bytes]:
         at_ms = fixed.at_ms
         base = self.address(at_ms)
-        sums = StateSums.of(fixed.markers)
+        sums = fixed.parts.sums()
         layout = self.layouts.at(at_ms, has_parts=sums.parts > 0)
         body = encode_document(self.handle, self.bucket, base, layout, ListedState(base, at_ms, sums, layout), (), {})
         return DocumentName.of(at_ms, 0, body), body
@@ -182,7 +181,7 @@ class BucketHistory:
         """Return the snapshot whose manifest list has that name; None if the bucket has none."""
         at_ms = snapshot_ms(name.snapshot_id)
         for snapshot in self._snapshots_at(fixed, at_ms):
-            is_named = StateSums.of(snapshot.markers).snapshot_id(at_ms) == name.snapshot_id
+            is_named = StateSums(snapshot.parts.snapshot_key).snapshot_id(at_ms) == name.snapshot_id
             if is_named and snapshot.layout.digest == name.layout:
                 return snapshot
         return None
@@ -202,20 +201,18 @@ class BucketHistory:
         """Yield the snapshot of a time, with each layout that it may have had."""
         if fixed is not None:
             if fixed.at_ms == at_ms:
-                layout = self.layouts.at(at_ms, has_parts=len(fixed.markers) > 0)
-                yield BucketSnapshot(self.handle, self.address(at_ms), True, fixed.markers, layout)
+                layout = self.layouts.at(at_ms, has_parts=len(fixed.parts) > 0)
+                yield BucketSnapshot(self.handle, self.address(at_ms), True, fixed.parts, layout)
             return
         if at_ms == self.visible.newest_ms:
-            markers = self.live
+            parts = self.live
         elif self._is_held(at_ms):
-            live = {m.key for m in live_markers(self.state, at_ms)}
-            shown = visible_markers(self.state, self.bucket.scope, self.handle.keys.data_prefix)
-            markers = [m for m in shown if m.key in live]
+            parts = self._shown(live_markers(self.state, at_ms))
         else:
             return
         layouts = (self._layout(at_ms, latest=latest) for latest in (True, False))
         for layout in {of.digest: of for of in layouts}.values():
-            yield BucketSnapshot(self.handle, self.address(None), False, markers, layout)
+            yield BucketSnapshot(self.handle, self.address(None), False, parts, layout)
 
     def _is_held(self, at_ms: int) -> bool:
         """Return whether the state of a time was the newest one so recently that its parts can be fetched."""

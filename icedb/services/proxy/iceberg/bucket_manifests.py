@@ -23,6 +23,7 @@ from icedb.reader.path_values import path_values
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
 from icedb.services.proxy.iceberg.names import ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout
+from icedb.services.proxy.iceberg.visible_states import VisibleParts
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
@@ -38,24 +39,21 @@ class BucketSnapshot:
     base: str
     #: True if the address has a fixed time.
     is_fixed: bool
-    markers: Sequence[Marker]
+    parts: VisibleParts
     layout: BucketLayout
 
-    def groups(self) -> Iterator[tuple[ManifestName, list[Marker]]]:
-        """Yield the parts of each manifest, with its name."""
-        group: list[Marker] = []
-        for marker in sorted(self.markers, key=lambda m: (m.created_ms, m.key)):
-            group.append(marker)
-            if ends_manifest(marker.key):
-                yield self._name(group), group
-                group = []
-        if group:
-            yield self._name(group), group
-
-    def _name(self, group: Sequence[Marker]) -> ManifestName:
-        digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())
-        digest.update("".join([f"{m.created_ms} {m.key}\n" for m in group]).encode())
-        return ManifestName(group[-1].created_ms, digest.hexdigest()[:32])
+    def groups(self) -> Iterator[tuple[ManifestName, Sequence[int]]]:
+        """Yield the places of the parts of each manifest, with its name."""
+        keys, created_ms = self.parts.keys, [t or 0 for t in self.parts.column("created_ms")]
+        order = sorted(range(len(keys)), key=created_ms.__getitem__)  # of one time, they stay in key order
+        start = 0
+        for stop, place in enumerate(order, 1):
+            if stop == len(order) or ends_manifest(keys[place]):
+                group = order[start:stop]
+                digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())
+                digest.update("".join([f"{created_ms[p]} {keys[p]}\n" for p in group]).encode())
+                yield ManifestName(created_ms[place], digest.hexdigest()[:32]), group
+                start = stop
 
     def part(self, marker: Marker) -> Part:
         """Return a part with the address by which the tenant reads it."""
@@ -104,11 +102,11 @@ class ManifestCache:
         return manifest
 
 
-def _encoded(snapshot: BucketSnapshot, groups: Sequence[Sequence[Marker]]) -> list[Manifest]:
+def _encoded(snapshot: BucketSnapshot, groups: Sequence[Sequence[int]]) -> list[Manifest]:
     """Return the manifests of these groups. Together, they are divided as they are in the whole snapshot."""
     if not groups:
         return []
-    markers = [marker for group in groups for marker in group]
+    markers = snapshot.parts.chosen([place for group in groups for place in group])
     # With the addresses at which this process reads the store, in case that a footer is needed.
     stored = [snapshot.handle.part(marker) for marker in markers]
     layout = snapshot.layout

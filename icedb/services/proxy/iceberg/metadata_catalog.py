@@ -21,6 +21,7 @@ from icedb.services.proxy.iceberg.byte_cache import ByteCache
 from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName, MetadataName
 from icedb.services.proxy.iceberg.rest import RestError
 from icedb.services.proxy.iceberg.visible_columns import SeenColumns
+from icedb.services.proxy.iceberg.visible_states import VisibleParts
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.util.lru_cache import LruCache
 
@@ -144,7 +145,7 @@ class MetadataCatalog:
 
 
 def _fixed(read: BucketState) -> FixedState | None:
-    return None if read.at_ms is None else FixedState(read.at_ms, read.view.markers)
+    return None if read.at_ms is None else FixedState(read.at_ms, VisibleParts(read.view.markers))
 
 
 def _document(history: BucketHistory, fixed: FixedState | None) -> tuple[DocumentName, bytes]:

@@ -53,9 +53,7 @@ def rest_error_response(error: RestError) -> S3Response:
     return S3Response(error.status, (_JSON, _PRIVATE, *error.headers), body, code=error.type)
 
 
-def table_response(
-    address: str, document: bytes, config: Mapping[str, Any], *, prefix: str, etag: str
-) -> S3Response:
+def table_response(address: str, document: bytes, config: Mapping[str, Any], *, prefix: str, etag: str) -> S3Response:
     """Return the response to a load of a table. `document` is JSON. `config` is also valid for objects of a prefix."""
     credentials = [{"prefix": prefix, "config": config}]
     fields = b'{"metadata-location":%b,"metadata":%b,"config":%b,"storage-credentials":%b}' % (

@@ -1,4 +1,4 @@
-"""The states of a bucket at all times that the log knows, as sums over the markers of its visible parts.
+"""The parts that a bucket shows, and its states at all times that the log knows, as sums over these parts.
 
 Only parts that the bucket shows are counted. So a commit that changes none of them changes no time, sum or id here.
 A state is known without a list of its parts: a part adds its numbers at the time of its marker, and subtracts them at
@@ -9,20 +9,87 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from icedb.format.keys import partition_of
+from icedb.format.packed_state import MarkerView
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.reader.iceberg.manifests import snapshot_id
 from icedb.services.proxy.config.tenants import Scope
 
-__all__ = ["StateSums", "VisibleHistory", "visible_markers"]
+__all__ = ["StateSums", "VisibleHistory", "VisibleParts", "known_markers"]
+
+
+@dataclass(frozen=True)
+class VisibleParts:
+    """Parts that a bucket shows, in key order, with columns of their markers: those of a large table are packed."""
+
+    markers: Sequence[Marker]
+
+    @classmethod
+    def of(cls, markers: Sequence[Marker], scope: Scope, data_prefix: str) -> VisibleParts:
+        """Return those of the markers, which are in key order, that a scope shows."""
+        if not scope.partitions:
+            return cls(markers)
+        shown: dict[str, bool] = {}
+        places = []
+        for place, key in enumerate(cls(markers).keys):
+            folder = key.rpartition("/")[0]
+            if folder not in shown:
+                shown[folder] = scope.shows(partition_of(data_prefix, key))
+            if shown[folder]:
+                places.append(place)
+        if isinstance(markers, MarkerView):
+            return cls(markers.chosen(places))
+        return cls([markers[place] for place in places])
+
+    def __len__(self) -> int:
+        return len(self.markers)
+
+    def chosen(self, places: Sequence[int]) -> Sequence[Marker]:
+        """Return the markers at these places, in this order."""
+        if not isinstance(self.markers, MarkerView):
+            return [self.markers[place] for place in places]
+        in_order = sorted(places)
+        markers = dict(zip(in_order, self.markers.chosen(in_order), strict=True))  # created in batches
+        return [markers[place] for place in places]
+
+    @cached_property
+    def keys(self) -> Sequence[str]:
+        """The keys of the parts."""
+        return list(self.markers.keys) if isinstance(self.markers, MarkerView) else [m.key for m in self.markers]
+
+    @cached_property
+    def digests(self) -> Sequence[int]:
+        """A number for each key."""
+        return [crc32(key.encode()) for key in self.keys]
+
+    def column(self, name: str) -> Sequence[int | None]:
+        """Return a field of the markers that has numbers."""
+        if isinstance(self.markers, MarkerView):
+            return list(self.markers.values_of(name))
+        return [getattr(m, name) for m in self.markers]
+
+    @cached_property
+    def snapshot_key(self) -> int:
+        """The sum of the digests, which is `StateSums.keys` of a state with these parts."""
+        return sum(self.digests)
+
+    def sums(self) -> StateSums:
+        """Return the sums of a state with these parts."""
+        rows = self.column("rows")
+        counted = [n for n in rows if n is not None]
+        bytes_ = sum(n or 0 for n in self.column("bytes"))
+        return StateSums(self.snapshot_key, len(self), sum(counted), len(rows) - len(counted), bytes_)
 
 
 class StateSums(NamedTuple):
@@ -34,27 +101,9 @@ class StateSums(NamedTuple):
     uncounted: int = 0
     bytes: int = 0
 
-    @classmethod
-    def of(cls, markers: Iterable[Marker]) -> StateSums:
-        """Return the sums of these markers."""
-        total = [0] * len(cls._fields)
-        for marker in markers:
-            _add(total, marker, 1)
-        return cls(*total)
-
     def snapshot_id(self, at_ms: int) -> int:
         """Return the Iceberg id of a snapshot of this time with these parts."""
         return snapshot_id(at_ms, f"{self.keys:x}")
-
-
-def _add(total: list[int], marker: Marker, sign: int) -> None:
-    total[0] += sign * crc32(marker.key.encode())
-    total[1] += sign
-    if marker.rows is None:
-        total[3] += sign
-    else:
-        total[2] += sign * marker.rows
-    total[4] += sign * marker.bytes
 
 
 @dataclass(frozen=True)
@@ -66,16 +115,29 @@ class VisibleHistory:
     columns: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, markers: Iterable[Marker]) -> VisibleHistory:
-        """Return the history of all markers, live or not, that the bucket shows."""
-        changes: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(StateSums._fields))
-        for marker in markers:
-            _add(changes[marker.created_ms], marker, 1)
-            if marker.tombstoned_ms is not None:
-                _add(changes[marker.tombstoned_ms], marker, -1)
-        times = sorted(changes)
-        columns = (accumulate(changes[t][n] for t in times) for n in range(len(StateSums._fields)))
-        return cls(array("q", times), [array("q", column) for column in columns])
+    def of(cls, parts: VisibleParts) -> VisibleHistory:
+        """Return the history of all parts, live or not, that the bucket shows."""
+        rows = pa.array(parts.column("rows"), pa.int64())
+        born = pa.table(
+            {
+                "time": pa.array(parts.column("created_ms"), pa.int64()),
+                "keys": pa.array(parts.digests, pa.int64()),
+                "parts": pa.array([1] * len(parts), pa.int64()),
+                "rows": rows.fill_null(0),
+                "uncounted": rows.is_null().cast(pa.int64()),
+                "bytes": pa.array(parts.column("bytes"), pa.int64()),
+            }
+        )
+        dead = born.set_column(0, "time", pa.array(parts.column("tombstoned_ms"), pa.int64()))
+        dead = dead.filter(dead["time"].is_valid())
+        names = StateSums._fields
+        gone = dead.select(["time"])
+        for name in names:
+            gone = gone.append_column(name, pc.negate(dead[name]))
+        changes = pa.concat_tables([born, gone]).group_by("time").aggregate([(name, "sum") for name in names])
+        changes = changes.sort_by("time")
+        columns = (accumulate(changes[f"{name}_sum"].to_pylist()) for name in names)
+        return cls(array("q", changes["time"].to_pylist()), [array("q", column) for column in columns])
 
     @property
     def newest_ms(self) -> int | None:
@@ -99,17 +161,6 @@ class VisibleHistory:
         return list(self.times[start:stop])
 
 
-def visible_markers(state: TableState, scope: Scope, data_prefix: str) -> Iterable[Marker]:
-    """Return the markers of all parts that the bucket shows, live or not."""
-    markers = state.parts.values()
-    if not scope.partitions:
-        return markers
-    shown: dict[str, bool] = {}
-
-    def shows(marker: Marker) -> bool:
-        partition = partition_of(data_prefix, marker.key)
-        if partition not in shown:
-            shown[partition] = scope.shows(partition)
-        return shown[partition]
-
-    return filter(shows, markers)
+def known_markers(state: TableState) -> Sequence[Marker]:
+    """Return the markers of all parts that the log knows, live or not, in key order."""
+    return state.columns.all if state.columns is not None else [m for _, m in sorted(state.parts.items())]

@@ -6,7 +6,7 @@ The check depends only on the library, so it also runs on machines that have no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from icedb.errors import IceDBError
@@ -14,6 +14,7 @@ from icedb.format.records import total_rows
 from icedb.reader.snapshot import Snapshot
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.tenants import VirtualBucket
+from icedb.services.proxy.iceberg.visible_columns import latest_layout
 from icedb.table import Table
 
 __all__ = ["CheckedBucket", "check_config"]
@@ -33,6 +34,10 @@ class CheckedBucket:
     error: str | None = None
     #: A valid setting that is probably a mistake.
     warning: str | None = None
+    #: The number of columns of the table in the Iceberg catalog. None: no catalog is enabled, or it cannot show them.
+    iceberg_columns: int | None = None
+    #: The reason why the Iceberg catalog cannot show the table.
+    iceberg_error: str | None = None
 
 
 def check_config(path: Path) -> list[CheckedBucket]:
@@ -48,7 +53,11 @@ def check_config(path: Path) -> list[CheckedBucket]:
             name = bucket.table, bucket.scope.as_of_ms
             if name not in snapshots:
                 snapshots[name] = _snapshot(*name, config.storage_options)
-            checked.append(_checked(tenant.name, bucket, snapshots[name]))
+            snapshot = snapshots[name]
+            row = _checked(tenant.name, bucket, snapshot)
+            if config.iceberg is not None and not isinstance(snapshot, str):
+                row = _with_iceberg(row, bucket, snapshot)
+            checked.append(row)
     return checked
 
 
@@ -70,3 +79,11 @@ def _checked(tenant: str, bucket: VirtualBucket, snapshot: Snapshot | str) -> Ch
             f"partitions match no live part of the table. Write them as in paths; the last part is in '{example}'."
         )
     return CheckedBucket(tenant, bucket.name, bucket.table, len(parts), total_rows(parts), warning=warning)
+
+
+def _with_iceberg(row: CheckedBucket, bucket: VirtualBucket, snapshot: Snapshot) -> CheckedBucket:
+    try:
+        layout = latest_layout(snapshot.handle, bucket)
+    except (IceDBError, OSError) as error:
+        return replace(row, iceberg_error=" ".join(str(error).split()))
+    return replace(row, iceberg_columns=len(layout.layout.fields))
