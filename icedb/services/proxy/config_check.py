@@ -12,9 +12,12 @@ from pathlib import Path
 from icedb.errors import IceDBError
 from icedb.format.records import total_rows
 from icedb.reader.snapshot import Snapshot
+from icedb.reader.time_bounds import markers_at
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.tenants import VirtualBucket
-from icedb.services.proxy.iceberg.visible_columns import latest_layout
+from icedb.services.proxy.iceberg.bucket_history import BucketHistory
+from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache, check_partition_values
+from icedb.services.proxy.iceberg.visible_columns import SeenColumns
 from icedb.table import Table
 
 __all__ = ["CheckedBucket", "check_config"]
@@ -82,8 +85,14 @@ def _checked(tenant: str, bucket: VirtualBucket, snapshot: Snapshot | str) -> Ch
 
 
 def _with_iceberg(row: CheckedBucket, bucket: VirtualBucket, snapshot: Snapshot) -> CheckedBucket:
+    handle = snapshot.handle
     try:
-        layout = latest_layout(snapshot.handle, bucket)
+        state, at_ms = handle.read(), bucket.scope.as_of_ms
+        history = BucketHistory.of(bucket, handle, state, SeenColumns(), snapshots=0, hold_ms=0)
+        fixed = None if at_ms is None else history.fixed_state(at_ms, markers_at(handle, state, at_ms))
+        fields = len(history.layout(fixed).layout.fields)
+        if (listed := history.snapshot(fixed)) is not None:
+            check_partition_values(ManifestCache(0), bucket, listed)
     except (IceDBError, OSError) as error:
         return replace(row, iceberg_error=" ".join(str(error).split()))
-    return replace(row, iceberg_columns=len(layout.layout.fields))
+    return replace(row, iceberg_columns=fields)

@@ -90,6 +90,16 @@ class BucketHistory:
     def _shown(self, markers: Sequence[Marker]) -> VisibleParts:
         return VisibleParts.of(markers, self.bucket.scope, self.handle.keys.data_prefix)
 
+    def fixed_state(self, at_ms: int, markers: Sequence[Marker]) -> FixedState:
+        """Return the state of the bucket at a time, from the live parts of the table at that time."""
+        return FixedState(at_ms, self._shown(markers))
+
+    def layout(self, fixed: FixedState | None) -> BucketLayout:
+        """Return the layout of the newest document. Raises UnsupportedType and InvalidOption, as `document`."""
+        if fixed is not None:
+            return self.layouts.at(fixed.at_ms, has_parts=len(fixed.parts) > 0)
+        return self._layout(self.visible.newest_ms, latest=True)
+
     # ------------------------------------------------------------------------------------ documents
 
     def document(self, fixed: FixedState | None) -> tuple[DocumentName, bytes]:
@@ -102,7 +112,7 @@ class BucketHistory:
     @cached_property
     def _newest_document(self) -> tuple[DocumentName, bytes]:
         newest_ms = self.visible.newest_ms
-        return self._document(newest_ms, self._layout(newest_ms, latest=True), self.snapshots)
+        return self._document(newest_ms, self.layout(None), self.snapshots)
 
     def find_document(self, fixed: FixedState | None, name: DocumentName) -> bytes | None:
         """Return the document of that name; None if the bucket has none."""
@@ -124,7 +134,7 @@ class BucketHistory:
         at_ms = fixed.at_ms
         base = self.address(at_ms)
         sums = fixed.parts.sums()
-        layout = self.layouts.at(at_ms, has_parts=sums.parts > 0)
+        layout = self.layout(fixed)
         body = encode_document(self.handle, self.bucket, base, layout, ListedState(base, at_ms, sums, layout), (), {})
         return DocumentName.of(at_ms, 0, body), body
 
@@ -173,6 +183,14 @@ class BucketHistory:
 
     # ------------------------------------------------------------------------------------ lists and manifests
 
+    def snapshot(self, fixed: FixedState | None) -> BucketSnapshot | None:
+        """Return the snapshot that the newest document has as its current one; None if it has none.
+
+        Raises UnsupportedType and InvalidOption.
+        """
+        at_ms = self.visible.newest_ms if fixed is None else fixed.at_ms
+        return None if at_ms is None else next(self._snapshots_at(fixed, at_ms))
+
     def address(self, at_ms: int | None) -> str:
         """Return the address of the bucket at a time. That of a bucket of a fixed time has no time."""
         return bucket_address(self.bucket, None if at_ms == self.bucket.scope.as_of_ms else at_ms)
@@ -201,8 +219,7 @@ class BucketHistory:
         """Yield the snapshot of a time, with each layout that it may have had."""
         if fixed is not None:
             if fixed.at_ms == at_ms:
-                layout = self.layouts.at(at_ms, has_parts=len(fixed.parts) > 0)
-                yield BucketSnapshot(self.handle, self.address(at_ms), True, fixed.parts, layout)
+                yield BucketSnapshot(self.handle, self.address(at_ms), True, fixed.parts, self.layout(fixed))
             return
         if at_ms == self.visible.newest_ms:
             parts = self.live
@@ -216,7 +233,7 @@ class BucketHistory:
 
     def _is_held(self, at_ms: int) -> bool:
         """Return whether the state of a time was the newest one so recently that its parts can be fetched."""
-        if at_ms < self.state.horizon_ms or not self.visible.at(at_ms).parts:
+        if at_ms < self.state.horizon_ms or not self.visible.changed_at(at_ms):
             return False
         next_ms = self.visible.next_change_ms(at_ms)
         # A commit may become visible later than its time.

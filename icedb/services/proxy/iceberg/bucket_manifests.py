@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from icedb.format.keys import partition_of
+from icedb.errors import InvalidPartitionValue
+from icedb.format.keys import decode_partition, partition_of
 from icedb.format.records import Marker
 from icedb.reader.iceberg.manifests import Manifest, build_manifests, ends_manifest, manifest_list
 from icedb.reader.part_footers import part_rows
@@ -27,7 +28,7 @@ from icedb.services.proxy.iceberg.visible_states import VisibleParts
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["BucketSnapshot", "ManifestCache"]
+__all__ = ["BucketSnapshot", "ManifestCache", "check_partition_values"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,14 @@ class BucketSnapshot:
                 yield ManifestName(created_ms[place], digest.hexdigest()[:32]), group
                 start = stop
 
+    def columns_of_older_parts(self) -> list[str]:
+        """Return the partition fields that some paths lack: those parts are of an older partitioning."""
+        fields = [f.name for f in self.layout.layout.partition_fields]
+        prefix = self.handle.keys.data_prefix
+        folders = {key.rpartition("/")[0]: key for key in self.parts.keys} if fields else {}
+        written = [decode_partition(partition_of(prefix, key)).keys() for key in folders.values()]
+        return [field for field in fields if any(field not in names for names in written)]
+
     def part(self, marker: Marker) -> Part:
         """Return a part with the address by which the tenant reads it."""
         prefix = self.handle.keys.data_prefix
@@ -67,6 +76,24 @@ class BucketSnapshot:
             created_ms=marker.created_ms,
             stats=msgspec.UNSET if self.is_fixed else marker.stats,
         )
+
+
+def check_partition_values(cache: ManifestCache, owner: Hashable, snapshot: BucketSnapshot) -> None:
+    """Raise InvalidPartitionValue if a part has several values of a partition field, in a text that a client may see.
+
+    Only parts of an older partitioning can have several. Their rows are read, and their manifests stay in the cache.
+    """
+    if not (columns := snapshot.columns_of_older_parts()):
+        return
+    try:
+        cache.list_body(owner, snapshot)
+    except InvalidPartitionValue:
+        name = snapshot.layout.snapshot.table
+        raise InvalidPartitionValue(
+            f"The table '{name}' has data files of an older partitioning, whose rows may have several values of "
+            f"{', '.join(columns)}. The operator of this endpoint can leave these columns out with exclude_columns of "
+            "the bucket, or rewrite these rows."
+        ) from None
 
 
 class ManifestCache:

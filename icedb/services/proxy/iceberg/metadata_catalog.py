@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from icedb.errors import InvalidOption, UnsupportedType
+from icedb.errors import InvalidOption, InvalidPartitionValue, UnsupportedType
 from icedb.services.proxy.catalog.table_catalog import BucketState, TableCatalog
 from icedb.services.proxy.config.settings import IcebergSettings
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.bucket_history import BucketHistory, FixedState
-from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache
+from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache, check_partition_values
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
 from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName, MetadataName
 from icedb.services.proxy.iceberg.rest import RestError
@@ -73,7 +73,7 @@ class MetadataCatalog:
         opened = self._opened(bucket)
         async with opened.lock:
             history = await self._history(opened, bucket, read)
-            name, body = await self._tables.run(bucket, lambda: _document(history, _fixed(read)))
+            name, body = await self._tables.run(bucket, lambda: self._checked_document(history, _fixed(read)))
         self._bodies.put((bucket, read.at_ms, name.key), body)
         return BucketDocument(f"{history.address(read.at_ms)}/{name.key}", body)
 
@@ -94,6 +94,17 @@ class MetadataCatalog:
         if not isinstance(name, ManifestName):
             self._bodies.put((bucket, at_ms, name.key), body)
         return body
+
+    def _checked_document(self, history: BucketHistory, fixed: FixedState | None) -> tuple[DocumentName, bytes]:
+        """Return a document whose manifests can be computed. Raises RestError."""
+        owner = history.bucket, None if fixed is None else fixed.at_ms
+        try:
+            name, body = history.document(fixed)
+            if self._bodies.get((*owner, name.key)) is None and (snapshot := history.snapshot(fixed)) is not None:
+                check_partition_values(self._manifests, owner, snapshot)
+        except (UnsupportedType, InvalidOption, InvalidPartitionValue) as error:
+            raise RestError(404, "NoSuchTableException", str(error)) from None
+        return name, body
 
     def _cached(self, bucket: VirtualBucket, at_ms: int | None, name: MetadataName) -> bytes | None:
         if isinstance(name, ManifestName):
@@ -146,10 +157,3 @@ class MetadataCatalog:
 
 def _fixed(read: BucketState) -> FixedState | None:
     return None if read.at_ms is None else FixedState(read.at_ms, VisibleParts(read.view.markers))
-
-
-def _document(history: BucketHistory, fixed: FixedState | None) -> tuple[DocumentName, bytes]:
-    try:
-        return history.document(fixed)
-    except (UnsupportedType, InvalidOption) as error:
-        raise RestError(404, "NoSuchTableException", str(error)) from None

@@ -26,11 +26,10 @@ from icedb.reader.part_footers import part_columns
 from icedb.reader.snapshot import Snapshot
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.names import digest_of
-from icedb.services.proxy.iceberg.visible_states import VisibleParts, known_markers
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["BucketLayout", "BucketLayouts", "SeenColumns", "latest_layout"]
+__all__ = ["BucketLayout", "BucketLayouts", "SeenColumns"]
 
 # The numbers of footers that are read in turn. Most tables need one, because all parts have the same columns.
 _FOOTERS = (1, 9, 90, 900)
@@ -182,18 +181,6 @@ class BucketLayouts:
             raise _unsupported(name, files, partitions) from None
         digest = digest_of(msgspec.json.encode([layout.schema, layout.partition_spec, layout.format_version]), 8)
         return BucketLayout(layout, snapshot, digest)
-
-
-def latest_layout(handle: Handle, bucket: VirtualBucket) -> BucketLayout:
-    """Return the layout of a bucket as its tenant sees it now.
-
-    Raises UnsupportedType and InvalidOption, whose messages a client may see, and the store's errors.
-    """
-    state, scope = handle.read(), bucket.scope
-    columns = SeenColumns().find(handle, state, bucket) if scope.partitions else None
-    known = VisibleParts.of(known_markers(state), scope, handle.keys.data_prefix)
-    sample = [handle.part(marker) for marker in known.markers[:1]]
-    return BucketLayouts(handle, state, bucket, columns, sample).at(scope.as_of_ms, has_parts=len(sample) > 0)
 
 
 def _unsupported(name: str, files: Mapping[str, str], partitions: Mapping[str, str]) -> UnsupportedType:

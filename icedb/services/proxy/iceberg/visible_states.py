@@ -149,6 +149,11 @@ class VisibleHistory:
         number = bisect_right(self.times, at_ms)
         return StateSums(*(column[number - 1] for column in self.columns)) if number else StateSums()
 
+    def changed_at(self, at_ms: int) -> bool:
+        """Return whether a state began at a time."""
+        number = bisect_right(self.times, at_ms)
+        return number > 0 and self.times[number - 1] == at_ms
+
     def next_change_ms(self, at_ms: int) -> int | None:
         """Return the time at which the state of a time ended; None if it is the newest."""
         number = bisect_right(self.times, at_ms)

@@ -1,0 +1,316 @@
+"""The metadata of buckets depends on the log and the visible parts alone, and any proxy computes it from its name."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from icedb import Table
+from icedb.format.timing import HOUR_MS
+from icedb.services.proxy.catalog.table_catalog import TableCatalog
+from icedb.services.proxy.config.settings import IcebergSettings
+from icedb.services.proxy.config.tenants import Scope, VirtualBucket
+from icedb.services.proxy.iceberg.metadata_catalog import MetadataCatalog
+from icedb.services.proxy.iceberg.names import ManifestName, parse_name
+from icedb.services.proxy.iceberg.rest import RestError
+from icedb.services.proxy.s3.s3_errors import S3Error
+from icedb.testing import ClockedStore, ManualClock, create_table, open_table
+
+ACME, RIVAL = ("u=1",), ("u=2",)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """All objects that a bucket's document refers to, by address, with the document's own."""
+
+    address: str
+    objects: Mapping[str, bytes]
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.objects[self.address])
+
+    @property
+    def everything(self) -> bytes:
+        """The bytes of all objects, with the records of Avro files also as text: their blocks are compressed."""
+        bodies = list(self.objects.values())
+        decoded = [repr(records(b)).encode() for b in bodies if b.startswith(b"Obj\x01")]
+        return b"\n".join(bodies + decoded)
+
+
+def key_of(address: str) -> str:
+    return address.removeprefix("s3://").partition("/")[2]
+
+
+def records(body: bytes) -> list[Any]:
+    return list(fastavro.reader(io.BytesIO(body)))
+
+
+class Proxy:
+    """The metadata of a new process."""
+
+    def __init__(self, bucket: VirtualBucket, **settings: Any) -> None:
+        self.bucket = bucket
+        options: dict[str, Any] = {}
+        if bucket.table in STORES:
+            store, clock = STORES[bucket.table]
+            options = {"clock": clock, "open_table": lambda *_: open_table(store, clock).handle}
+        self.catalog = MetadataCatalog(TableCatalog(refresh_ms=0, **options), IcebergSettings(**settings))
+
+    async def document(self, as_of_ms: int | None = None) -> tuple[str, bytes]:
+        document = await self.catalog.document(self.bucket, as_of_ms)
+        return document.address, document.body
+
+    async def get(self, address: str) -> bytes:
+        name, _, key = address.removeprefix("s3://").partition("/")
+        _, _, time_text = name.partition("--")
+        metadata_name = parse_name(key)
+        assert metadata_name is not None, address
+        return await self.catalog.find(self.bucket, int(time_text) if time_text else None, metadata_name)
+
+    async def read(self, as_of_ms: int | None = None) -> Metadata:
+        address, body = await self.document(as_of_ms)
+        objects = {address: await self.get(address)}
+        assert objects[address] == body
+        for snapshot in json.loads(body)["snapshots"]:
+            objects[snapshot["manifest-list"]] = listed = await self.get(snapshot["manifest-list"])
+            for record in records(listed):
+                objects[record["manifest_path"]] = manifest = await self.get(record["manifest_path"])
+                assert record["manifest_length"] == len(manifest)
+        return Metadata(address, objects)
+
+
+def read(bucket: VirtualBucket, as_of_ms: int | None = None, **settings: Any) -> Metadata:
+    """Return the metadata as a new process computes it."""
+    return asyncio.run(Proxy(bucket, **settings).read(as_of_ms))
+
+
+#: The store and the clock of a test's table, which new processes open.
+STORES: dict[str, tuple[ClockedStore, ManualClock]] = {}
+
+
+@pytest.fixture
+def table(clocked: ClockedStore, clock: ManualClock) -> Table:
+    """Rows of two tenants, in commits of both."""
+    STORES["table"] = clocked, clock
+    table = create_table(clocked, clock, partition_by=["u"], sort_by=["n", "s"])
+    for first in (0, 10):
+        table.insert([{"u": u, "n": 7000 * u + first + n, "s": f"tenant-{u}-{n}"} for u in (1, 2) for n in range(5)])
+        tick()
+    return table
+
+
+def tick(by_ms: int = 3) -> None:
+    STORES["table"][1].advance(by_ms)
+
+
+def bucket(*partitions: str, **scope: Any) -> VirtualBucket:
+    return VirtualBucket("events", "table", Scope(partitions, **scope))
+
+
+# ------------------------------------------------------------------------------------------------ isolation
+
+#: Commits that change only parts of the second tenant.
+OTHERS: Mapping[str, Callable[[Table], object]] = {
+    "insert": lambda t: t.insert([{"u": 2, "n": 1, "s": "tenant-2"}]),
+    "new column": lambda t: t.insert([{"u": 2, "n": 1, "rivals_column": 9}]),
+    "rewrite": lambda t: t.rewrite_partition("u=2", "SELECT * FROM _rows"),
+    "delete": lambda t: t.delete("u = 2 AND n = 14001"),
+    "drop": lambda t: t.drop_partitions(["u=2"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_commits_of_another_tenant_change_no_byte(table: Table, name: str) -> None:
+    before = read(bucket(*ACME))
+    OTHERS["new column"](table)
+    tick()
+    OTHERS[name](table)
+    tick()
+    table.merge_log()
+    assert read(bucket(*ACME)).objects == before.objects
+
+
+def test_metadata_holds_nothing_of_another_tenant(table: Table) -> None:
+    table.insert([{"u": 2, "n": 98765, "s": "tenant-2", "rivals_column": n} for n in range(4321)])
+    table.pin("pin-of-tenant-2")
+    everything = read(bucket(*ACME)).everything
+    hidden = ["rivals_column", "tenant-2", "u=2", "98765", "4321", str(table.snapshot().rows), table.uri, "_data"]
+    hidden += [part.key.rpartition("/")[2] for part in table.snapshot().parts if part.partition == "u=2"]
+    hidden += [str(part.bytes) for part in table.snapshot().parts if part.partition == "u=2"]
+    assert not [text for text in hidden if text.encode() in everything]
+    assert b"tenant-1" in everything
+    of_rival = read(bucket(*RIVAL)).document["schemas"][-1]["fields"]
+    assert "rivals_column" in {f["name"] for f in of_rival}
+
+
+def test_rows_that_the_log_does_not_count_come_from_visible_parts_only(table: Table, monkeypatch: Any) -> None:
+    import icedb.services.proxy.iceberg.bucket_manifests as bucket_manifests
+    from icedb.format.records import Marker
+    from icedb.transaction.append import append
+
+    rival = next(p for p in table.snapshot().parts if p.partition == "u=2")
+    opened: list[str] = []
+    part_rows = bucket_manifests.part_rows
+    monkeypatch.setattr(
+        bucket_manifests,
+        "part_rows",
+        lambda handle, parts: opened.extend(p.key for p in parts) or part_rows(handle, parts),
+    )
+    handle = table.handle
+    markers = []
+    for u, source in ((1, next(p for p in table.snapshot().parts if p.partition == "u=1")), (2, rival)):
+        body = handle.store.get(source.key).body
+        key = handle.keys.part(f"u={u}", handle.clock.new_id())
+        handle.store.create(key, body)
+        markers.append(Marker(key, len(body), handle.clock.now_ms()))
+    append(handle, markers, dict(table.snapshot().schema), oldest_part_ms=handle.clock.now_ms())
+    metadata = read(bucket(*ACME))
+    assert set(opened) == {markers[0].key}
+    counts = [
+        r["data_file"]["record_count"]
+        for address in metadata.objects
+        if isinstance(parse_name(key_of(address)), ManifestName) and address.startswith("s3://events/")
+        for r in records(metadata.objects[address])
+    ]
+    assert sorted(counts) == [5, 5, 5]
+
+
+# ------------------------------------------------------------------------------------------------ the same everywhere
+
+#: Changes of a table, and of its names: each is followed by all of its objects at a second and a third process.
+CHANGES: Mapping[str, Callable[[Table], object]] = {
+    "insert": lambda t: t.insert([{"u": 1, "n": 1, "s": "x"}]),
+    "column": lambda t: t.insert([{"u": 1, "n": 1, "later": 1.5}]),
+    "merge": lambda t: t.merge(),
+    "delete": lambda t: t.delete("n = 7001"),
+    "drop": lambda t: t.drop_partitions(["u=1"]),
+    "alter": lambda t: t.alter(partition_by=["u", "n // 100000 AS high"]),
+    "declare": lambda t: t.alter(schema={"declared": "BIGINT"}),
+}
+
+
+@pytest.mark.parametrize("scope", [(), ACME])
+@pytest.mark.parametrize("name", CHANGES)
+def test_two_processes_have_the_same_bytes_and_the_names_of_the_first_stay_valid(
+    table: Table, name: str, scope: tuple[str, ...]
+) -> None:
+    CHANGES["insert"](table)
+    tick()
+    CHANGES[name](table)
+    first = read(bucket(*scope))
+    second = read(bucket(*scope))
+    assert second == first
+
+    async def follow() -> None:
+        restarted = Proxy(bucket(*scope))
+        for address, body in first.objects.items():
+            assert await restarted.get(address) == body, address
+
+    asyncio.run(follow())
+    tick()
+    table.insert([{"u": 1, "n": 2, "s": "y"}])  # the process that restarts knows a later state
+    asyncio.run(follow())
+    tick()
+    table.drop_partitions(["u=1"])
+    asyncio.run(follow())
+
+
+def test_partition_values_that_files_mix_are_an_error_with_a_remedy(table: Table) -> None:
+    table.alter(partition_by=["u", "n % 2 AS odd"])
+    with pytest.raises(RestError, match=r"older partitioning.* odd\. .*exclude_columns") as raised:
+        read(bucket())
+    assert raised.value.status == 404
+    assert "memory://" not in str(raised.value)
+    without = replace(bucket(), exclude_columns=("odd",))
+    assert {f["name"] for f in read(without).document["schemas"][-1]["fields"]} == {"u", "n", "s"}
+
+
+def test_an_append_changes_the_last_manifest_only(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    import icedb.reader.iceberg.manifests as manifests
+
+    monkeypatch.setattr(manifests, "_PARTS", 4)
+    for n in range(40):
+        table.insert([{"u": 1, "n": n, "s": "x"}])
+    plain = "s3://events/"
+
+    def names(metadata: Metadata) -> list[str]:
+        return [a for a in metadata.objects if a.startswith(plain) and isinstance(parse_name(key_of(a)), ManifestName)]
+
+    before = names(read(bucket(), snapshots=0))
+    table.insert([{"u": 1, "n": 99, "s": "x"}])
+    after = names(read(bucket(), snapshots=0))
+    assert len(before) > 5
+    assert len(set(before) - set(after)) <= 1
+
+
+def test_names_with_a_wrong_hash_or_time_do_not_exist(table: Table) -> None:
+    async def ask() -> None:
+        proxy = Proxy(bucket())
+        metadata = await proxy.read()
+        for address in metadata.objects:
+            place = len(address) - (15 if address.endswith(".json") else 6)
+            for changed in (place, address.index("/metadata/") + 18):
+                wrong = address[:changed] + ("1" if address[changed] != "1" else "2") + address[changed + 1 :]
+                if parse_name(key_of(wrong)) is None:
+                    continue
+                with pytest.raises(S3Error) as raised:
+                    await proxy.get(wrong)
+                assert raised.value.code == "NoSuchKey", wrong
+
+    asyncio.run(ask())
+
+
+# ------------------------------------------------------------------------------------------------ what is listed
+
+
+def test_a_document_lists_the_newest_states_since_the_horizon(table: Table) -> None:
+    for n in range(5):
+        table.insert([{"u": 1, "n": n, "s": "x"}])
+        tick()
+    assert len(read(bucket(), snapshots=3).document["snapshots"]) == 4
+    assert len(read(bucket(), snapshots=0).document["snapshots"]) == 1
+    assert len(read(bucket()).document["snapshots"]) == 7
+    times = [s["timestamp-ms"] for s in read(bucket()).document["snapshots"]]
+    assert len(read(bucket(earliest_ms=times[4])).document["snapshots"]) == 3
+    assert len(read(bucket(time_travel=False)).document["snapshots"]) == 1
+    assert len(read(bucket(as_of_ms=times[4])).document["snapshots"]) == 1
+    table.merge()
+    tick(2 * HOUR_MS)
+    table.cleanup()
+    document = read(bucket()).document
+    assert len(document["snapshots"]) == 1
+    assert document["current-snapshot-id"] == document["snapshots"][0]["snapshot-id"]
+
+
+def test_pins_stay_listed_after_cleanup(table: Table) -> None:
+    pinned = table.pin("first")
+    ids = {"first": read(bucket()).document["current-snapshot-id"]}
+    assert {n: r["snapshot-id"] for n, r in read(bucket()).document["refs"].items() if n != "main"} == ids
+    tick()
+    table.insert([{"u": 1, "n": 1, "s": "x"}])
+    table.merge()
+    tick(2 * HOUR_MS)
+    table.cleanup()
+    metadata = read(bucket())
+    tag = metadata.document["refs"]["first"]["snapshot-id"]
+    [snapshot] = [s for s in metadata.document["snapshots"] if s["snapshot-id"] == tag]
+    assert snapshot["summary"]["total-records"] == "20"
+    assert snapshot["timestamp-ms"] <= pinned.as_of_ms
+    scoped = read(bucket(*ACME)).document
+    assert set(scoped["refs"]) == {"main"}
+    assert len(scoped["snapshots"]) == 2
+
+
+def test_a_table_that_never_had_a_part_has_no_snapshot(tmp_path: Path) -> None:
+    Table.create(str(tmp_path), schema={"n": "BIGINT"})
+    document = read(VirtualBucket("events", str(tmp_path))).document
+    assert (document["current-snapshot-id"], document["snapshots"], document["refs"]) == (-1, [], {})
