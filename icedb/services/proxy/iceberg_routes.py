@@ -88,8 +88,7 @@ class IcebergRoutes:
 
     def serves(self, request: S3Request) -> bool:
         """Return whether a request is for the catalog, before it is authenticated. Raises S3Error (InvalidURI)."""
-        path = request.decoded_path
-        is_below = path == _ROOT or path.startswith(f"{_ROOT}/")
+        is_below = _is_below(request.path) or _is_below(request.decoded_path)
         hosts = [value for name, value in request.headers if name == "host"]
         return is_below and not any(bucket_of_host(host, self._server.domains) for host in hosts)
 
@@ -220,6 +219,10 @@ class IcebergRoutes:
         if not _HOST.fullmatch(host):
             raise _bad_request("The header Host is invalid.")
         return f"{'http' if self._server.tls_certificate is None else 'https'}://{host}"
+
+
+def _is_below(path: str) -> bool:
+    return path == _ROOT or path.startswith(f"{_ROOT}/")
 
 
 def _form(request: S3Request, body: bytes) -> dict[str, str]:
