@@ -15,6 +15,7 @@ from tests.support.site.pages import DOCS, ROOT, bucket_of, commands, execute, r
 #: Pages of which another test runs everything: they need a server, or an environment from nothing.
 ELSEWHERE = {
     "proxy.md": "services/proxy/test_page.py",
+    "iceberg-catalog.md": "services/proxy/iceberg/test_page.py",
     "ingest.md": "services/ingest/test_page.py",
     "tutorial.md": "pages/test_newcomer.py",
 }

@@ -13,7 +13,7 @@ import pytest
 from icedb.errors import InvalidOption
 from icedb.services.http.server_settings import FileStamp
 from icedb.services.proxy.config.config_file import load_config
-from icedb.services.proxy.config.settings import ServerSettings
+from icedb.services.proxy.config.settings import IcebergSettings, ServerSettings
 from icedb.services.proxy.config.tenant_documents import DocumentSource, parse_tenant
 from icedb.services.proxy.config.tenants import AccessKey, Scope, TenantLimits
 
@@ -163,6 +163,28 @@ def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:
     assert config.control_plane.token == SECRET
     assert SECRET not in repr(config)
     assert SECRET not in repr([getattr(config, f.name) for f in dataclasses.fields(config) if f.repr])
+
+
+def test_the_iceberg_catalog_is_off_by_default_and_can_be_set(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, TENANT)).iceberg is None
+    assert load_config(written(tmp_path, f"{TENANT}[iceberg]\nsnapshots = 3")).iceberg is None
+    assert load_config(written(tmp_path, f"{TENANT}[iceberg]\nenabled = true")).iceberg == IcebergSettings()
+    text = """
+    [iceberg]
+    enabled = true
+    endpoint = "https://s3.example.com/"
+    namespace = "lake"
+    token_expires = "5m"
+    snapshots = 0
+    """
+    settings = IcebergSettings("https://s3.example.com", "lake", 300_000, 0)
+    assert load_config(written(tmp_path, TENANT + text)).iceberg == settings
+    excluding = load_config(written(tmp_path, f'{BUCKET}exclude_columns = ["a", "b"]'))
+    assert excluding.tenants[0].bucket("events").exclude_columns == ("a", "b")
+
+
+def iceberg(lines: str) -> str:
+    return f"{TENANT}[iceberg]\nenabled = true\n{lines}"
 
 
 def key(text: str) -> str:
@@ -335,6 +357,19 @@ WRONG = {
     "token with a space": (control_plane(token_env='"SPACED"'), ["[control_plane]", "ASCII characters without spaces"]),
     "no control plane's time": (control_plane(timeout='"0s"'), ["[control_plane]: timeout", "1ms to 7d"]),
     "no entries": (control_plane(entries="0"), ["[control_plane]", "entries is 0"]),
+    "unknown of the catalog": (iceberg("port = 1"), ["[iceberg]", "unknown field `port`", "token_expires"]),
+    "catalog's type": (f'{TENANT}[iceberg]\nenabled = "yes"', ["[iceberg]", "enabled: Expected `bool`"]),
+    "catalog's endpoint": (iceberg('endpoint = "s3.example.com"'), ["[iceberg]: endpoint", "https://s3.example.com"]),
+    "catalog's path": (iceberg('endpoint = "https://a/b"'), ["[iceberg]: endpoint", "without user, path"]),
+    "catalog's user": (iceberg(f'endpoint = "https://me:{SECRET}@a"'), ["[iceberg]: endpoint"]),
+    "catalog's namespace": (iceberg('namespace = "a.b"'), ["[iceberg]: namespace", "lower-case"]),
+    "reserved namespace": (iceberg('namespace = "main"'), ["[iceberg]: namespace", "engines reserve"]),
+    "catalog's tokens": (iceberg('token_expires = "0s"'), ["[iceberg]: token_expires", "1000ms to 7d"]),
+    "catalog's snapshots": (iceberg("snapshots = 10001"), ["[iceberg]: snapshots is 10001", "0 to 10,000"]),
+    "no snapshots": (iceberg("snapshots = -1"), ["[iceberg]: snapshots is -1"]),
+    "catalog's bucket": (bucket("iceberg") + "\n[iceberg]\nenabled = true", ["[iceberg]", "a bucket named", "Rename"]),
+    "excluded twice": (bucket(lines='exclude_columns = ["a", "a"]'), ["exclude_columns name 'a'"]),
+    "excluded text": (bucket(lines='exclude_columns = "a"'), ["exclude_columns: Expected `array`"]),
     "unknown of a control plane": (control_plane(token='"x"'), ["[control_plane]", "`token`", "token_env"]),
 }
 
