@@ -27,8 +27,8 @@ from icedb.format.records import LogFile, Marker
 from icedb.operations.commits.actions import Replace
 from icedb.services.proxy.app import ProxyApp
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
-from icedb.services.proxy.config.settings import ServerSettings
-from icedb.services.proxy.config.tenants import AccessKey, Scope, Tenant, VirtualBucket
+from icedb.services.proxy.config.settings import IcebergSettings, ServerSettings
+from icedb.services.proxy.config.tenants import AccessKey, Scope, Tenant, TenantLimits, VirtualBucket
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.metrics import ProxyMetrics
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, create_table, open_table
@@ -277,17 +277,26 @@ def answer_of(sent: list[dict[str, Any]]) -> HttpAnswer:
 
 
 def make_app(
-    tables: TableCatalog, buckets: Iterable[VirtualBucket], *, log: io.BytesIO | None = None, **settings: Any
+    tables: TableCatalog,
+    buckets: Iterable[VirtualBucket],
+    *,
+    log: io.BytesIO | None = None,
+    iceberg: IcebergSettings | None = None,
+    limiter: TenantLimiter | None = None,
+    metrics: ProxyMetrics | None = None,
+    limits: TenantLimits | None = None,
+    **settings: Any,
 ) -> ProxyApp:
     """Return a proxy with the tenant `acme`, whose `KEY` gives access to these buckets."""
-    tenant = Tenant("acme", (KEY,), {b.name: b for b in buckets})
+    tenant = Tenant("acme", (KEY,), {b.name: b for b in buckets}, limits or TenantLimits())
     return ProxyApp(
         ServerSettings(domains=(DOMAIN,), **settings),
         OneTenant(tenant),
         tables,
-        TenantLimiter(),
-        ProxyMetrics(),
+        TenantLimiter() if limiter is None else limiter,  # an empty one is false
+        metrics or ProxyMetrics(),
         log or io.BytesIO(),
+        iceberg=iceberg,
     )
 
 

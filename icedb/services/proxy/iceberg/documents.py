@@ -25,7 +25,8 @@ __all__ = ["ListedState", "bucket_address", "encode_document"]
 
 def bucket_address(bucket: VirtualBucket, as_of_ms: int | None) -> str:
     """Return the address of a bucket, latest or as of a time, without a slash at its end."""
-    return f"s3://{bucket.name}" if as_of_ms is None else f"s3://{bucket.name}--{as_of_ms}"
+    address = f"s3://{bucket.name}"
+    return address if as_of_ms is None else "--".join((address, str(as_of_ms)))
 
 
 @dataclass(frozen=True)
