@@ -9,7 +9,6 @@ buckets contain. An unexpected error is InternalError for the client and a trace
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator
@@ -31,6 +30,7 @@ from icedb.services.proxy.iceberg.rest import RestError, rest_error, rest_error_
 from icedb.services.proxy.iceberg_routes import TOKENS_OPERATION, IcebergRoutes
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.metrics import ABORTED, ProxyMetrics
+from icedb.services.proxy.request_body import check_body, check_head, has_body, read_body
 from icedb.services.proxy.routing import NO_OPERATION, Operations, operation_name
 from icedb.services.proxy.s3.address import Address, parse_address
 from icedb.services.proxy.s3.request import S3Request
@@ -46,8 +46,6 @@ logger = logging.getLogger("icedb.proxy")
 
 #: Not a valid name of a bucket.
 HEALTH_PATH = "/-/health"
-# Read operations have no body. Clients that send one nevertheless send little.
-BODY_BYTES_MAX = 64 * 1024
 # Codes that are logged for the operator. The reason was logged before.
 _SERVER_ERRORS = frozenset({"InternalError", "ServiceUnavailable"})
 # An unauthenticated client gets one response on a connection, so that it cannot occupy the connection.
@@ -124,7 +122,7 @@ class ProxyApp:
 
     async def _handle(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
         try:
-            _check_head(exchange.request)
+            check_head(exchange.request)
             if self._iceberg is not None and self._iceberg.serves(exchange.request):
                 exchange.is_rest = True
                 await self._finish(exchange, await self._respond_rest(self._iceberg, exchange, receive), send)
@@ -161,14 +159,14 @@ class ProxyApp:
         self, exchange: _Exchange, caller: AuthenticatedCaller, address: Address, receive: Receive
     ) -> S3Response:
         request = exchange.request
-        if caller.payload_sha256 is not None or _has_body(request):
-            await _check_body(caller, request, receive)
+        if caller.payload_sha256 is not None or has_body(request):
+            await check_body(request, receive, sha256=caller.payload_sha256)
         return await self._operations.respond(exchange.operation, caller.tenant, address, request)
 
     async def _respond_rest(self, iceberg: IcebergRoutes, exchange: _Exchange, receive: Receive) -> S3Response:
         request = exchange.request
         if iceberg.wants_token(request):
-            owner = await iceberg.authenticate_client(request, await _read_body(request, receive))
+            owner = await iceberg.authenticate_client(request, await read_body(request, receive))
             exchange.caller = AuthenticatedCaller(owner.tenant, owner.key.id, None)
             exchange.operation = TOKENS_OPERATION
             with self._limiter.enter(owner.tenant):
@@ -178,8 +176,8 @@ class ProxyApp:
         operation = iceberg.operation(request)
         exchange.operation = operation.name
         with self._limiter.enter(caller.tenant):
-            if caller.payload_sha256 is not None or _has_body(request):
-                await _check_body(caller, request, receive)
+            if caller.payload_sha256 is not None or has_body(request):
+                await check_body(request, receive, sha256=caller.payload_sha256)
             return await iceberg.respond(operation, owner, request)
 
     # ------------------------------------------------------------------------------------ sending
@@ -187,7 +185,7 @@ class ProxyApp:
     async def _finish(self, exchange: _Exchange, response: S3Response, send: Send) -> None:
         exchange.status, exchange.code = response.status, response.code
         headers = [("x-amz-request-id", exchange.id)]
-        if exchange.caller is None or _has_body(exchange.request):
+        if exchange.caller is None or has_body(exchange.request):
             headers.append(_CLOSE_HEADER)  # the rest of the body stays unread
         head = exchange.request.method == "HEAD"
         try:
@@ -291,40 +289,6 @@ def _request_of(scope: Scope) -> S3Request:
         scope["query_string"].decode("latin-1"),
         tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]),
     )
-
-
-def _has_body(request: S3Request) -> bool:
-    headers = dict(request.headers)
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-
-
-def _check_head(request: S3Request) -> None:
-    request.check_size()
-    if request.header("content-length") is not None and request.header("transfer-encoding") is not None:
-        raise S3Error("InvalidRequest", "A request has a Content-Length or a Transfer-Encoding, not both.")
-
-
-async def _check_body(caller: AuthenticatedCaller, request: S3Request, receive: Receive) -> None:
-    """Read the body, and compare it with the signed hash. Raises S3Error."""
-    digest = hashlib.sha256(await _read_body(request, receive)).hexdigest()
-    if caller.payload_sha256 not in (None, digest):
-        raise S3Error("XAmzContentSHA256Mismatch")
-
-
-async def _read_body(request: S3Request, receive: Receive) -> bytes:
-    """Return the body. Raises S3Error (EntityTooLarge, InvalidRequest)."""
-    pieces, size = [], 0
-    more = _has_body(request)
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise S3Error("InvalidRequest", "The request's body is incomplete.")
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > BODY_BYTES_MAX:
-            raise S3Error("EntityTooLarge")
-        more = message.get("more_body", False)
-    return b"".join(pieces)
 
 
 def _error_response(error: S3Error, exchange: _Exchange) -> S3Response:

@@ -23,9 +23,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from icedb import Table
-from icedb.services.proxy.app import BODY_BYTES_MAX
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.tenants import AccessKey, VirtualBucket
+from icedb.services.proxy.request_body import BODY_BYTES_MAX
 from tests.support.object_stores.stores import Place, S3Server
 from tests.support.proxy.proxy_worlds import DOMAIN, AppEndpoint, HttpAnswer, S3Endpoint, ServerEndpoint, make_app
 

@@ -31,6 +31,10 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = ["BucketLayout", "BucketLayouts", "SeenColumns"]
 
+#: A part of the names of manifests and lists. Increase it if the same parts and columns have other bytes than before,
+#: because proxies of two versions may serve one table.
+_ENCODING = 1
+
 # The numbers of footers that are read in turn. Most tables need one, because all parts have the same columns.
 _FOOTERS = (1, 9, 90, 900)
 
@@ -179,7 +183,9 @@ class BucketLayouts:
             layout = layout_of(snapshot, files, partitions)
         except UnsupportedType:
             raise _unsupported(name, files, partitions) from None
-        digest = digest_of(msgspec.json.encode([layout.schema, layout.partition_spec, layout.format_version]), 8)
+        digest = digest_of(
+            msgspec.json.encode([_ENCODING, layout.schema, layout.partition_spec, layout.format_version]), 8
+        )
         return BucketLayout(layout, snapshot, digest)
 
 
