@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
+.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-iceberg bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -94,6 +94,9 @@ bench-stream: $(VENV)/.installed-dev  ## Measure the time until a stream's rows 
 
 bench-proxy: $(VENV)/.installed-dev  ## Measure requests through the S3 proxy against direct requests to the S3 server
 	@$(BIN)/python -m benchmarks.proxy
+
+bench-iceberg: $(VENV)/.installed-dev  ## Measure the Iceberg catalog of the proxy over a table of 100,000 parts
+	@$(BIN)/python -m benchmarks.iceberg_catalog
 
 bench-guard: $(VENV)/.installed-dev  ## Count requests, bytes and allocations, and fail if a committed figure has grown
 	@$(BIN)/python -m benchmarks.guard $(if $(UPDATE),--update)

@@ -172,3 +172,15 @@ def test_the_proxy_is_measured(tmp_path: Path) -> None:
     assert results["server"] in output
     assert all(f["name"] in output for f in results["figures"])
     assert list(work.iterdir()) == []  # nothing stays behind
+
+
+@pytest.mark.process
+@pytest.mark.slow(seconds=20)
+def test_the_iceberg_catalog_is_measured(tmp_path: Path) -> None:
+    from benchmarks.iceberg_catalog import measure
+
+    lines: list[str] = []
+    measure(tmp_path, 1_500, 20, lines.append)
+    plans = ["plan in pyiceberg", "plan in pyiceberg", "plan in DuckDB"]
+    names = ["load", *plans, *["after an append of 20 parts"] * 3, "20 loads"]
+    assert [line.partition(":")[0].partition(",")[0] for line in lines] == names

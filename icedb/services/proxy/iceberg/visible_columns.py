@@ -72,11 +72,12 @@ class SeenColumns:
         return frozenset(seen)
 
     def _is_seen(self, handle: Handle, state: TableState, bucket: VirtualBucket, column: str) -> bool:
-        markers = _naming(handle, state, bucket, column)
-        keys = {m.key for m in markers}
-        if self.parts.get(column) in keys:
+        seen_in = state.parts.get(self.parts.get(column, ""))
+        if seen_in is not None and _is_readable(state, seen_in):
             return True
         self.parts.pop(column, None)
+        markers = _naming(handle, state, bucket, column)
+        keys = {m.key for m in markers}
         absent = self.absent.setdefault(column, set())
         absent &= keys
         for some in _chunks([m for m in markers if m.key not in absent]):
@@ -97,11 +98,14 @@ def _naming(handle: Handle, state: TableState, bucket: VirtualBucket, column: st
         (
             m
             for m in state.named_by(files)
-            if (m.tombstoned_ms is None or m.tombstoned_ms > state.horizon_ms)
-            and bucket.scope.shows(partition_of(handle.keys.data_prefix, m.key))
+            if _is_readable(state, m) and bucket.scope.shows(partition_of(handle.keys.data_prefix, m.key))
         ),
         key=lambda m: (m.tombstoned_ms is not None, -m.created_ms, m.key),
     )
+
+
+def _is_readable(state: TableState, marker: Marker) -> bool:
+    return marker.tombstoned_ms is None or marker.tombstoned_ms > state.horizon_ms
 
 
 def _chunks(markers: Sequence[Marker]) -> Iterator[Sequence[Marker]]:
