@@ -17,7 +17,7 @@ from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
 
-__all__ = ["part_rows", "part_columns", "parts_with_columns"]
+__all__ = ["part_columns", "part_rows", "parts_with_columns"]
 
 # DuckDB reads the footers of one query in parallel.
 FOOTERS_AT_ONCE = 1000

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+from icedb.errors import InvalidOption, InvalidPartitionExpression, UnsupportedType
 from icedb.format.records import Marker
 from icedb.format.replay import TableState, live_markers
 from icedb.operations.export.export_pins import is_export_pin
@@ -148,9 +149,11 @@ class BucketHistory:
         if current is not None and self.bucket.scope.time_travel:
             first_ms = max(self.state.horizon_ms if since_ms is None else since_ms, self._earliest_ms)
             times = self.visible.earlier(current.at_ms, since_ms=first_ms, count=count)
-            earlier = {t: self._listed(t) for t in times if t <= self.now_ms}
+            earlier = {t: listed for t in times if t <= self.now_ms and (listed := self._listed(t)) is not None}
             for pin in self.pins:
                 pinned = self._pinned(pin, current, first_ms)
+                if pinned is None:
+                    continue
                 if pinned is not current:
                     earlier.setdefault(pinned.at_ms, pinned)
                 # Pins have names of the operator's choice, which may name other tenants.
@@ -161,12 +164,15 @@ class BucketHistory:
         )
         return DocumentName.of(current_ms or 0, len(earlier), body), body
 
-    def _listed(self, at_ms: int) -> ListedState:
-        return ListedState(
-            bucket_address(self.bucket, at_ms), at_ms, self.visible.at(at_ms), self._layout(at_ms, latest=False)
-        )
+    def _listed(self, at_ms: int) -> ListedState | None:
+        """Return an earlier state; None if Iceberg has no types for its columns, which may have been dropped since."""
+        try:
+            layout = self._layout(at_ms, latest=False)
+        except (UnsupportedType, InvalidOption, InvalidPartitionExpression):
+            return None
+        return ListedState(bucket_address(self.bucket, at_ms), at_ms, self.visible.at(at_ms), layout)
 
-    def _pinned(self, pin: Pin, current: ListedState, first_ms: int) -> ListedState:
+    def _pinned(self, pin: Pin, current: ListedState, first_ms: int) -> ListedState | None:
         """Return the state of a pin: that which began before it, if its time can be read, or else the pin's time."""
         began = self.visible.earlier(pin.as_of_ms + 1, since_ms=0, count=1)
         if began and began[0] == current.at_ms:
@@ -227,9 +233,11 @@ class BucketHistory:
             parts = self._shown(live_markers(self.state, at_ms))
         else:
             return
-        layouts = (self._layout(at_ms, latest=latest) for latest in (True, False))
-        for layout in {of.digest: of for of in layouts}.values():
-            yield BucketSnapshot(self.handle, self.address(None), False, parts, layout)
+        newest = self._layout(at_ms, latest=True)
+        yield BucketSnapshot(self.handle, self.address(None), False, parts, newest)
+        then = self._layout(at_ms, latest=False)
+        if then.digest != newest.digest:
+            yield BucketSnapshot(self.handle, self.address(None), False, parts, then)
 
     def _is_held(self, at_ms: int) -> bool:
         """Return whether the state of a time was the newest one so recently that its parts can be fetched."""

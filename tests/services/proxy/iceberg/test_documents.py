@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import fastavro
 import pytest
 
@@ -289,6 +290,19 @@ def test_a_document_lists_the_newest_states_since_the_horizon(table: Table) -> N
     document = read(bucket()).document
     assert len(document["snapshots"]) == 1
     assert document["current-snapshot-id"] == document["snapshots"][0]["snapshot-id"]
+
+
+def test_states_whose_columns_have_no_iceberg_type_are_not_listed(table: Table) -> None:
+    table.insert(duckdb.sql("SELECT 1::BIGINT AS u, 1::BIGINT AS n, 'x' AS s, 1::UBIGINT AS big"))
+    tick()
+    with pytest.raises(RestError, match=r"'big' .UBIGINT."):
+        read(bucket())
+    table.alter(drop_columns=["big"])
+    tick()
+    table.insert([{"u": 1, "n": 1, "s": "x"}])
+    document = read(bucket()).document
+    assert len(document["snapshots"]) == 3
+    assert "big" not in {f["name"] for schema in document["schemas"] for f in schema["fields"]}
 
 
 def test_pins_stay_listed_after_cleanup(table: Table) -> None:

@@ -127,6 +127,12 @@ def test_the_endpoint_is_that_of_the_settings_or_the_host(
     assert loaded["metadata-location"].startswith("s3://events/metadata/00001-")
 
 
+def test_the_catalog_offers_reads_only(table: Table, runner: asyncio.Runner) -> None:
+    endpoints = json.loads(Catalog(table.uri, runner).ask("/iceberg/v1/config").body)["endpoints"]
+    assert {endpoint.split(" ")[0] for endpoint in endpoints} == {"GET", "HEAD"}
+    assert "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}" in endpoints
+
+
 def test_without_the_setting_there_is_no_catalog(table: Table, runner: asyncio.Runner) -> None:
     app = make_app(TableCatalog(refresh_ms=0), [VirtualBucket("events", table.uri)])
     catalog = Catalog(table.uri, runner)
