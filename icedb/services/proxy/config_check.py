@@ -16,7 +16,7 @@ from icedb.reader.time_bounds import markers_at
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.bucket_history import BucketHistory
-from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache, check_partition_values
+from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache
 from icedb.services.proxy.iceberg.visible_columns import SeenColumns
 from icedb.table import Table
 
@@ -92,7 +92,7 @@ def _with_iceberg(row: CheckedBucket, bucket: VirtualBucket, snapshot: Snapshot)
         fixed = None if at_ms is None else history.fixed_state(at_ms, markers_at(handle, state, at_ms))
         fields = len(history.layout(fixed).layout.fields)
         if (listed := history.snapshot(fixed)) is not None:
-            check_partition_values(ManifestCache(0), bucket, listed)
+            ManifestCache(0).list_body(bucket, listed)
     except (IceDBError, OSError) as error:
         return replace(row, iceberg_error=" ".join(str(error).split()))
     return replace(row, iceberg_columns=fields)

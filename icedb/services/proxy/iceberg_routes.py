@@ -188,7 +188,8 @@ class IcebergRoutes:
             case "iceberg_load_table":
                 return await self._load_table(operation.table, owner, request)
             case "iceberg_table_exists":
-                await self._load_table(operation.table, owner, request)
+                name, as_of_ms = split_time(operation.table)
+                await self.catalog.check_readable(owner.tenant.bucket(name), as_of_ms)
         return S3Response(204)
 
     async def _load_table(self, table: str, owner: KeyOwner, request: S3Request) -> S3Response:

@@ -19,7 +19,7 @@ from icedb.services.proxy.iceberg.bucket_manifests import BucketSnapshot
 from icedb.services.proxy.iceberg.documents import ListedState, bucket_address, encode_document
 from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout, BucketLayouts, SeenColumns
-from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleHistory, VisibleParts, known_markers
+from icedb.services.proxy.iceberg.visible_states import VisibleHistory, VisibleParts, known_markers
 from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 
@@ -205,8 +205,7 @@ class BucketHistory:
         """Return the snapshot whose manifest list has that name; None if the bucket has none."""
         at_ms = snapshot_ms(name.snapshot_id)
         for snapshot in self._snapshots_at(fixed, at_ms):
-            is_named = StateSums(snapshot.parts.snapshot_key).snapshot_id(at_ms) == name.snapshot_id
-            if is_named and snapshot.layout.digest == name.layout:
+            if snapshot.list_name == name:
                 return snapshot
         return None
 
@@ -225,7 +224,7 @@ class BucketHistory:
         """Yield the snapshot of a time, with each layout that it may have had."""
         if fixed is not None:
             if fixed.at_ms == at_ms:
-                yield BucketSnapshot(self.handle, self.address(at_ms), True, fixed.parts, self.layout(fixed))
+                yield BucketSnapshot(self.handle, self.address(at_ms), at_ms, True, fixed.parts, self.layout(fixed))
             return
         if at_ms == self.visible.newest_ms:
             parts = self.live
@@ -234,10 +233,10 @@ class BucketHistory:
         else:
             return
         newest = self._layout(at_ms, latest=True)
-        yield BucketSnapshot(self.handle, self.address(None), False, parts, newest)
+        yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, newest)
         then = self._layout(at_ms, latest=False)
         if then.digest != newest.digest:
-            yield BucketSnapshot(self.handle, self.address(None), False, parts, then)
+            yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, then)
 
     def _is_held(self, at_ms: int) -> bool:
         """Return whether the state of a time was the newest one so recently that its parts can be fetched."""

@@ -22,13 +22,13 @@ from icedb.reader.iceberg.manifests import Manifest, build_manifests, ends_manif
 from icedb.reader.part_footers import part_rows
 from icedb.reader.path_values import path_values
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
-from icedb.services.proxy.iceberg.names import ManifestName
+from icedb.services.proxy.iceberg.names import ListName, ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout
-from icedb.services.proxy.iceberg.visible_states import VisibleParts
+from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleParts
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["BucketSnapshot", "ManifestCache", "check_partition_values"]
+__all__ = ["BucketSnapshot", "ManifestCache"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,16 @@ class BucketSnapshot:
     handle: Handle
     #: The address of the bucket without a slash at its end: `s3://events`, or with a time `s3://events--1795219200000`.
     base: str
+    at_ms: int
     #: True if the address has a fixed time.
     is_fixed: bool
     parts: VisibleParts
     layout: BucketLayout
+
+    @property
+    def list_name(self) -> ListName:
+        """The name of the manifest list."""
+        return ListName(StateSums(self.parts.snapshot_key).snapshot_id(self.at_ms), self.layout.digest)
 
     def groups(self) -> Iterator[tuple[ManifestName, Sequence[int]]]:
         """Yield the places of the parts of each manifest, with its name."""
@@ -56,13 +62,19 @@ class BucketSnapshot:
                 yield ManifestName(created_ms[place], digest.hexdigest()[:32]), group
                 start = stop
 
-    def columns_of_older_parts(self) -> list[str]:
-        """Return the partition fields that some paths lack: those parts are of an older partitioning."""
+    def partition_error(self) -> InvalidPartitionValue:
+        """Return an error that a client may see, if the partition values of a part cannot be encoded."""
         fields = [f.name for f in self.layout.layout.partition_fields]
         prefix = self.handle.keys.data_prefix
-        folders = {key.rpartition("/")[0]: key for key in self.parts.keys} if fields else {}
+        folders = {key.rpartition("/")[0]: key for key in self.parts.keys}
         written = [decode_partition(partition_of(prefix, key)).keys() for key in folders.values()]
-        return [field for field in fields if any(field not in names for names in written)]
+        # The paths of parts of an older partitioning lack columns, of which their rows may have several values.
+        lacking = [field for field in fields if any(field not in names for names in written)]
+        return InvalidPartitionValue(
+            f"The table '{self.layout.snapshot.table}' has data files with several values of a partition column, or "
+            f"with values that Iceberg lacks, in {', '.join(lacking or fields)}. The operator of this endpoint can "
+            "leave these columns out with exclude_columns of the bucket, or rewrite these rows."
+        )
 
     def part(self, marker: Marker) -> Part:
         """Return a part with the address by which the tenant reads it."""
@@ -76,24 +88,6 @@ class BucketSnapshot:
             created_ms=marker.created_ms,
             stats=msgspec.UNSET if self.is_fixed else marker.stats,
         )
-
-
-def check_partition_values(cache: ManifestCache, owner: Hashable, snapshot: BucketSnapshot) -> None:
-    """Raise InvalidPartitionValue if a part has several values of a partition field, in a text that a client may see.
-
-    Only parts of an older partitioning can have several. Their rows are read, and their manifests stay in the cache.
-    """
-    if not (columns := snapshot.columns_of_older_parts()):
-        return
-    try:
-        cache.list_body(owner, snapshot)
-    except InvalidPartitionValue:
-        name = snapshot.layout.snapshot.table
-        raise InvalidPartitionValue(
-            f"The table '{name}' has data files of an older partitioning, whose rows may have several values of "
-            f"{', '.join(columns)}. The operator of this endpoint can leave these columns out with exclude_columns of "
-            "the bucket, or rewrite these rows."
-        ) from None
 
 
 class ManifestCache:
@@ -110,11 +104,18 @@ class ManifestCache:
         return self._manifests.get((owner, name))
 
     def list_body(self, owner: Hashable, snapshot: BucketSnapshot) -> bytes:
-        """Return the manifest list of a snapshot. Raises InvalidPartitionValue and the store's errors."""
+        """Return the manifest list of a snapshot, and cache the manifests.
+
+        Raises InvalidPartitionValue, whose message a client may see, and the store's errors.
+        """
         groups = list(snapshot.groups())
         manifests = {name: m for name, _ in groups if (m := self.get(owner, name)) is not None}
         missing = [(name, group) for name, group in groups if name not in manifests]
-        for (name, _), manifest in zip(missing, _encoded(snapshot, [g for _, g in missing]), strict=True):
+        try:
+            encoded = _encoded(snapshot, [group for _, group in missing])
+        except InvalidPartitionValue:
+            raise snapshot.partition_error() from None
+        for (name, _), manifest in zip(missing, encoded, strict=True):
             manifests[name] = manifest
             self._manifests.put((owner, name), manifest)
         return manifest_list([(f"{snapshot.base}/{name.key}", manifests[name]) for name, _ in groups])

@@ -16,7 +16,7 @@ from icedb.services.proxy.catalog.table_catalog import BucketState, TableCatalog
 from icedb.services.proxy.config.settings import IcebergSettings
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.bucket_history import BucketHistory, FixedState
-from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache, check_partition_values
+from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
 from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName, MetadataName
 from icedb.services.proxy.iceberg.rest import RestError
@@ -73,9 +73,13 @@ class MetadataCatalog:
         opened = self._opened(bucket)
         async with opened.lock:
             history = await self._history(opened, bucket, read)
-            name, body = await self._tables.run(bucket, lambda: self._checked_document(history, _fixed(read)))
+            name, body = await self._tables.run(bucket, lambda: self._prepared_document(history, _fixed(read)))
         self._bodies.put((bucket, read.at_ms, name.key), body)
         return BucketDocument(f"{history.address(read.at_ms)}/{name.key}", body)
+
+    async def check_readable(self, bucket: VirtualBucket, as_of_ms: int | None) -> None:
+        """Raise S3Error, as `TableCatalog.view`, if the bucket cannot be read at a time."""
+        await self._tables.read(bucket, as_of_ms)
 
     async def find(self, bucket: VirtualBucket, as_of_ms: int | None, name: MetadataName) -> bytes:
         """Return the object of that name. Raises S3Error: NoSuchKey, and as `TableCatalog.view`."""
@@ -95,13 +99,16 @@ class MetadataCatalog:
             self._bodies.put((bucket, at_ms, name.key), body)
         return body
 
-    def _checked_document(self, history: BucketHistory, fixed: FixedState | None) -> tuple[DocumentName, bytes]:
-        """Return a document whose manifests can be computed. Raises RestError."""
+    def _prepared_document(self, history: BucketHistory, fixed: FixedState | None) -> tuple[DocumentName, bytes]:
+        """Return a document, after its manifests are in the cache. Raises RestError.
+
+        A client will fetch them, and S3 clients wait for a few seconds only: those of Arrow for three.
+        """
         owner = history.bucket, None if fixed is None else fixed.at_ms
         try:
             name, body = history.document(fixed)
             if self._bodies.get((*owner, name.key)) is None and (snapshot := history.snapshot(fixed)) is not None:
-                check_partition_values(self._manifests, owner, snapshot)
+                self._bodies.put((*owner, snapshot.list_name.key), self._manifests.list_body(owner, snapshot))
         except (UnsupportedType, InvalidOption, InvalidPartitionValue) as error:
             raise RestError(404, "NoSuchTableException", str(error)) from None
         return name, body
