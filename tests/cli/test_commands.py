@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -298,10 +299,25 @@ def test_a_proxy_is_checked_without_serving(table: Table, tmp_path: Path) -> Non
     [bucket] = run_json("proxy", "--config", path, "--check")
     assert bucket == {
         "tenant": "acme", "bucket": "bucket0", "table": table.uri, "parts": 3, "rows": 3, "error": None,
-        "warning": None,
+        "warning": None, "iceberg_columns": None, "iceberg_error": None,
     }  # fmt: skip
     [row] = [line for line in run("proxy", "--config", path, "--check").stdout.splitlines() if "acme" in line]
     assert row.split() == ["acme", "bucket0", table.uri, "3", "3"]
+
+
+def test_the_check_of_an_iceberg_catalog_counts_columns_and_names_errors(table: Table, tmp_path: Path) -> None:
+    big = Table.create(str(tmp_path / "big"))
+    big.insert(duckdb.sql("SELECT 1::UBIGINT AS big, 1 AS n"))
+    path = proxy_config(tmp_path, table.uri, big.uri)
+    path.write_text(f"[iceberg]\nenabled = true\n{path.read_text()}")
+    done = run("proxy", "--config", path, "--check", status=2)
+    columns = len(table.snapshot().columns)
+    assert [line.split()[-2:] for line in done.stdout.splitlines() if "bucket0" in line] == [[f"{columns}", "columns"]]
+    assert [line.split()[-1] for line in done.stdout.splitlines() if "bucket1" in line] == ["error"]
+    assert (
+        "acme, bucket 'bucket1': The table 'bucket1' has columns without an Iceberg type: 'big' (UBIGINT)"
+        in done.stderr
+    )
 
 
 def test_a_proxy_without_matching_partitions_gets_a_warning(table: Table, tmp_path: Path) -> None:
