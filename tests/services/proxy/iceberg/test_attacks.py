@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
 import fastavro
@@ -387,8 +386,8 @@ def test_a_token_ends_at_its_time_and_with_its_key(now_ms: int) -> None:
     def owner() -> KeyOwner | None:
         return asyncio.run(token_owner(token, directory, now_ms=now_ms))
 
-    found: Any = owner()
-    assert (found is not None) == (now_ms < 11_000)
+    owned = owner()
+    assert (owned is not None) == (now_ms < 11_000)
     directory.tenant = type(directory.tenant)("acme", (AccessKey("KEY", "another-secret"),), {})
     assert owner() is None
     directory.tenant = type(directory.tenant)("acme", (), {})
