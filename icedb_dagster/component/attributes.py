@@ -14,6 +14,7 @@ from icedb_dagster.checks.check_settings import CHECKS, TableChecks
 from icedb_dagster.component.settings_models import Cron, model, model_of
 from icedb_dagster.component.templates import Attributes, Choice, Template, Templated, is_template
 from icedb_dagster.maintenance.definitions import CRONS, MAX_RUNTIME_S, EngineName, Lock
+from icedb_dagster.maintenance.exports import TableExport
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
@@ -35,6 +36,7 @@ _WITH = "Whether the checks of the table's health also run with each materializa
 
 if TYPE_CHECKING:  # a type checker cannot see the fields of generated models
     _Ttl: TypeAlias = dict[str, Any]
+    _Export: TypeAlias = dict[str, Any]
     _Thresholds: TypeAlias = dict[str, Any]
     _Maintenance: TypeAlias = dict[str, Any]
     _Commits: TypeAlias = dict[str, Any]
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # a type checker cannot see the fields of generated models
     _Schedules: TypeAlias = dict[str, Any]
 else:
     _Ttl = model_of(TimeToLive)
+    _Export = model_of(TableExport)
     _Thresholds = model_of(Thresholds)
     _Maintenance = model_of(MaintenanceSensor, without="thresholds")
     _Commits = model_of(CommitsSensor)
@@ -143,6 +146,12 @@ class TableAttributes(Attributes):
 
     ttl: Choice[None, _Ttl] = Field(
         default=None, description="Older partitions are dropped. Also a template that returns a function."
+    )
+    export_delta: Choice[bool, _Export] = Field(
+        default=False, description="Whether a job exports the table as Delta Lake, or the settings of that export."
+    )
+    export_iceberg: Choice[bool, _Export] = Field(
+        default=False, description="Whether a job exports the table as Iceberg, or the settings of that export."
     )
     engine: Templated[EngineName] = Field(default="in_process", description="Where parts are rewritten.")
     lock: Templated[Lock] = Field(default="pool", description="How two maintenance runs exclude each other.")

@@ -13,6 +13,7 @@ from icedb.errors import InvalidOption
 from icedb_dagster.checks import TableChecks
 from icedb_dagster.component.attributes import OF_ASSETS, OF_QUERIES, TableAttributes
 from icedb_dagster.component.templates import is_template
+from icedb_dagster.maintenance.exports import TableExport
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 
 __all__ = ["rendered", "resolved", "set_fields"]
@@ -56,6 +57,7 @@ def resolved(context: dg.ResolutionContext, model: BaseModel) -> dict[str, Any]:
         for name in ("ttl", "thresholds")
         if resolved_values.get(name) is not None
     }
+    fields |= {name: _export(resolved_values.get(name, False)) for name in ("export_delta", "export_iceberg")}
     fields["table"] = _key(resolved_values["table"])
     fields["spec"] = _spec(context, resolved_values)
     fields["sql"] = _sql(resolved_values)
@@ -153,6 +155,13 @@ def _sensors(sensors: Any) -> dict[str, Any]:
     if isinstance(commits, bool | str):
         commits = (CommitsSensor(events=commits) if isinstance(commits, str) else CommitsSensor()) if commits else None  # type: ignore[arg-type]
     return {"maintenance_sensor": _settings(maintenance), "commits_sensor": _settings(commits)}
+
+
+def _export(export: Any) -> Any:
+    """Return the settings of an export; None if there is none."""
+    if isinstance(export, bool):
+        return TableExport() if export else None
+    return _settings(export)
 
 
 def _checks(checks: Any) -> TableChecks | None:

@@ -19,6 +19,7 @@ from icedb_dagster.component.attributes import AssetKind, TableAttributes
 from icedb_dagster.component.resolution import resolved
 from icedb_dagster.component.scaffolder import TableScaffolder
 from icedb_dagster.maintenance.definitions import CRONS, MAX_RUNTIME_S, EngineName, Lock, build_table_definitions
+from icedb_dagster.maintenance.exports import TableExport
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
 from icedb_dagster.resource import folders_of
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
@@ -49,6 +50,8 @@ class IceDBTableComponent(dg.Component, dg.Resolvable):
     sql: Mapping[str, Any] = field(default_factory=dict)
     observe_cron: str | None = None
     ttl: TimeToLive | Expiry | None = None
+    export_delta: TableExport | None = None
+    export_iceberg: TableExport | None = None
     engine: EngineName = "in_process"
     lock: Lock = "pool"
     max_runtime_s: int | None = MAX_RUNTIME_S
@@ -75,8 +78,8 @@ class IceDBTableComponent(dg.Component, dg.Resolvable):
             raise InvalidOption(
                 f"the table {self.table}: asset is {self.asset!r}; give {', '.join(get_args(AssetKind))}."
             )
-        for job, wanted in (("ttl", self.ttl), ("checks", self.checks)):
-            if self.schedules.get(job) is not None and wanted is None:
+        for job in ("ttl", "checks", "export_delta", "export_iceberg"):
+            if self.schedules.get(job) is not None and getattr(self, job) is None:
                 raise InvalidOption(
                     f"the table {self.table.to_user_string()}: schedules has {job}, but the table has no such job. "
                     f"Configure it in the attribute {job}, or remove the schedule."
@@ -120,6 +123,8 @@ class IceDBTableComponent(dg.Component, dg.Resolvable):
         return build_table_definitions(
             self.table,
             ttl=self.ttl,
+            export_delta=self.export_delta,
+            export_iceberg=self.export_iceberg,
             engine=self.engine,
             lock=self.lock,
             max_runtime_s=self.max_runtime_s,

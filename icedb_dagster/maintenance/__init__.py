@@ -3,6 +3,7 @@
 from icedb_dagster.maintenance.configs import (
     CleanupConfig,
     DeleteConfig,
+    ExportConfig,
     MergeConfig,
     MergeLogConfig,
     OrphansConfig,
@@ -12,16 +13,19 @@ from icedb_dagster.maintenance.configs import (
     VerifyConfig,
 )
 from icedb_dagster.maintenance.definitions import build_table_definitions
+from icedb_dagster.maintenance.exports import TableExport
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 
 __all__ = [
     "CleanupConfig",
     "DeleteConfig",
+    "ExportConfig",
     "MergeConfig",
     "MergeLogConfig",
     "OrphansConfig",
     "RestoreConfig",
     "RewriteConfig",
+    "TableExport",
     "TimeToLive",
     "TtlConfig",
     "VerifyConfig",

@@ -13,6 +13,7 @@ __all__ = [
     "TABLE_DEFAULT",
     "CleanupConfig",
     "DeleteConfig",
+    "ExportConfig",
     "MergeConfig",
     "MergeLogConfig",
     "OrphansConfig",
@@ -71,6 +72,10 @@ class CleanupConfig(_Changing):
         default=False, description="Allow a short grace period. Use it only if no other program uses the table."
     )
     deletes_max: int = Field(default=DELETES_MAX, description="Maximum log files and parts that one run deletes.")
+
+
+class ExportConfig(_Changing):
+    """An export takes its settings from the definition of the table."""
 
 
 class OrphansConfig(_Changing):

@@ -17,6 +17,7 @@ from icedb.operations.health.table_health import Due
 from icedb.operations.rewrite.engine import Engine
 from icedb_dagster.checks import TableChecks, build_table_checks
 from icedb_dagster.locking.table_lock import POOL_TAG, await_pool, check_pool_held, icedb_pool
+from icedb_dagster.maintenance.exports import TableExport, export_verb
 from icedb_dagster.maintenance.reports import log_report
 from icedb_dagster.maintenance.schedules import IdleCheck, build_schedule
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive
@@ -40,6 +41,8 @@ CRONS: Mapping[str, str | None] = {
     "merge_oldest": None,
     "merge_log": None,
     "checks": "23 * * * *",
+    "export_delta": "9 * * * *",
+    "export_iceberg": "39 * * * *",
     "cleanup": None,
     "ttl": "18 3 * * *",
     "orphans": "43 4 * * *",
@@ -74,6 +77,8 @@ def build_table_definitions(
     table: dg.AssetKey | Sequence[str] | str,
     *,
     ttl: TimeToLive | Expiry | None = None,
+    export_delta: TableExport | None = None,
+    export_iceberg: TableExport | None = None,
     engine: EngineName = "in_process",
     lock: Lock = "pool",
     max_runtime_s: int | None = MAX_RUNTIME_S,
@@ -84,6 +89,8 @@ def build_table_definitions(
     ttl_cron: str | None = CRONS["ttl"],
     orphans_cron: str | None = CRONS["orphans"],
     verify_cron: str | None = CRONS["verify"],
+    export_delta_cron: str | None = CRONS["export_delta"],
+    export_iceberg_cron: str | None = CRONS["export_iceberg"],
     running: bool = False,
     maintenance_sensor: MaintenanceSensor | None = _SENSOR,
     commits_sensor: CommitsSensor | None = None,
@@ -94,11 +101,11 @@ def build_table_definitions(
 ) -> dg.Definitions:
     """Return a table's maintenance jobs, and the sensor and schedules that start them, with checks on request.
 
-    The jobs are `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl` if
-    `ttl` is given. The sensor `<table>_maintenance_sensor` starts merges and cleanups that are due. The other jobs have
-    a schedule `<job>_schedule`. The jobs `_rewrite`, `_delete` and `_restore` have none and are started by hand. A
-    run's config is that of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. The table need not be an asset of
-    these definitions.
+    The jobs are `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl`,
+    `_export_delta` and `_export_iceberg` if the argument of that name is given. The sensor `<table>_maintenance_sensor`
+    starts merges and cleanups that are due. The other jobs have a schedule `<job>_schedule`. The jobs `_rewrite`,
+    `_delete` and `_restore` have none and are started by hand. A run's config is that of its step: `{"ops":
+    {"<job>_work": {"config": {...}}}}`. The table need not be an asset of these definitions.
 
     A schedule of a merge, a cleanup or a TTL starts no run if its job has nothing to do. Its tick shows the reason.
 
@@ -106,6 +113,8 @@ def build_table_definitions(
         table: The asset key of the table, in any form that Dagster accepts.
         ttl: A `TimeToLive`, or a function of the open table and the reference time. The function returns the partitions
             to drop: paths, or a predicate over the partition columns.
+        export_delta: Adds the job `<table>_export_delta`, which exports the table as Delta Lake, without copies.
+        export_iceberg: As `export_delta`, for Iceberg.
         engine: `"in_process"`, or `"spark"`: the session of `spark_resource_key` does merges, rewrites and deletions.
         lock: `"pool"`: jobs that change the table hold the pool `icedb_pool(table)`. An instance without pools, as
             `dagster dev` has without Postgres, works as with `"claim"`, with a warning. `"claim"`: no pool is used, and
@@ -120,6 +129,8 @@ def build_table_definitions(
         ttl_cron: As `merge_newest_cron`.
         orphans_cron: As `merge_newest_cron`.
         verify_cron: As `merge_newest_cron`.
+        export_delta_cron: As `merge_newest_cron`.
+        export_iceberg_cron: As `merge_newest_cron`.
         running: Whether schedules and sensors are started from the beginning.
         maintenance_sensor: Settings of the sensor `<table>_maintenance_sensor`; None: no sensor. Then give the merges
             and the cleanup a cron expression, or start them otherwise.
@@ -158,9 +169,13 @@ def build_table_definitions(
         "ttl": ttl_cron,
         "orphans": orphans_cron,
         "verify": verify_cron,
+        "export_delta": export_delta_cron,
+        "export_iceberg": export_iceberg_cron,
     }
     lock_op = _lock_op(plan.name, plan.pool) if plan.pool is not None else None
     verbs = [*VERBS, *([ttl_verb(ttl)] if ttl is not None else [])]
+    verbs += [] if export_delta is None else [export_verb("delta", export_delta)]
+    verbs += [] if export_iceberg is None else [export_verb("iceberg", export_iceberg)]
     jobs = {verb.name: _job(plan, verb, lock_op if verb.exclusive else None) for verb in verbs}
     asset_checks = None if checks is None else build_table_checks(key, checks, resource_key=resource_key)
     started: dict[str, Job] = {**jobs, **({} if asset_checks is None else {"checks": _checks_job(plan, asset_checks)})}

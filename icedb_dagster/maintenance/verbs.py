@@ -33,7 +33,7 @@ from icedb_dagster.maintenance.configs import (
 )
 from icedb_dagster.maintenance.time_to_live import Expiry, TimeToLive, expired, reference_time
 
-__all__ = ["VERBS", "MaintenanceReport", "MaintenanceTask", "MaintenanceVerb", "ttl_verb"]
+__all__ = ["VERBS", "MaintenanceReport", "MaintenanceTask", "MaintenanceVerb", "dry", "or_unknown", "ttl_verb"]
 
 Config = TypeVar("Config", bound=dg.Config)
 
@@ -111,7 +111,7 @@ def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceRe
                 "rows": report.rows,
                 "new parts": report.new_parts,
                 "groups beyond one commit": report.remaining,
-                **_dry(dry_run=True),
+                **dry(dry_run=True),
             },
             idle=not report.merged_parts,
         )
@@ -124,7 +124,7 @@ def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceRe
             "groups lost to other commits": report.dropped_groups,
             "groups remaining": report.remaining,
             "log files": ", ".join(report.commit_keys) or "none: nothing to merge",
-            **_dry(dry_run=False),
+            **dry(dry_run=False),
         }
     )
 
@@ -150,7 +150,7 @@ def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> Maint
     chosen, how = expired(ttl, table, reference, keep_days=config.keep_days)
     figures = {"reference": reference.isoformat(timespec="minutes"), **how}
     if not chosen and not isinstance(chosen, str):
-        return MaintenanceReport({**figures, "partitions dropped": 0, **_dry(dry_run=config.dry_run)}, idle=True)
+        return MaintenanceReport({**figures, "partitions dropped": 0, **dry(dry_run=config.dry_run)}, idle=True)
     # In a re-executed run, the partitions may be gone already.
     report = table.drop_partitions(chosen, missing_ok=True, dry_run=config.dry_run)
     return MaintenanceReport(
@@ -158,7 +158,7 @@ def _ttl(task: MaintenanceTask[TtlConfig], *, ttl: TimeToLive | Expiry) -> Maint
             **figures,
             "partitions dropped": len(report.partitions),
             "parts dropped": len(report.parts),
-            "rows dropped": _or_unknown(report.rows),
+            "rows dropped": or_unknown(report.rows),
             "bytes to free": report.bytes,
             "parts of an earlier partitioning, not dropped": len(report.older_parts),
             **_written(report.commit, dry_run=report.dry_run),
@@ -188,7 +188,7 @@ def _cleanup(task: MaintenanceTask[CleanupConfig]) -> MaintenanceReport:
             "markers forgotten": report.forgotten,
             "remaining": report.remaining,
             "oldest snapshot that can be read": _utc(report.horizon_ms) if report.horizon_ms else "the first",
-            **_dry(dry_run=report.dry_run),
+            **dry(dry_run=report.dry_run),
         },
         idle=not any(
             (
@@ -215,7 +215,7 @@ def _orphans(task: MaintenanceTask[OrphansConfig]) -> MaintenanceReport:
             "young parts, possibly still being written": report.young_parts,
             "unfinished puts deleted": report.unfinished_puts,
             "foreign objects, never deleted": len(report.foreign),
-            **_dry(dry_run=report.dry_run),
+            **dry(dry_run=report.dry_run),
         }
     )
 
@@ -228,7 +228,7 @@ def _rewrite(task: MaintenanceTask[RewriteConfig]) -> MaintenanceReport:
     return MaintenanceReport(
         {
             "partition": report.partition,
-            "rows before": _or_unknown(report.rows_before),
+            "rows before": or_unknown(report.rows_before),
             "rows": report.rows,
             "parts replaced": report.replaced_parts,
             "new parts": report.new_parts,
@@ -258,7 +258,7 @@ def _delete(task: MaintenanceTask[DeleteConfig]) -> MaintenanceReport:
             "passes": len(passes),
             "no such row is left": "yes" if complete else "unknown: run the job again",
             "log files": ", ".join(p.commit.key for p in passes if p.commit.key is not None) or "none",
-            **_dry(dry_run=config.dry_run),
+            **dry(dry_run=config.dry_run),
         }
     )
 
@@ -270,7 +270,7 @@ def _verify(task: MaintenanceTask[VerifyConfig]) -> MaintenanceReport:
         "errors": sum(p.severity == "error" for p in report.problems),
         "warnings": sum(p.severity == "warning" for p in report.problems),
         "live parts": report.live_parts,
-        "live rows": _or_unknown(report.live_rows),
+        "live rows": or_unknown(report.live_rows),
         "live parts not compared with a digest": report.unchecked_parts,
         "log files": report.log_files,
         "orphans": len(report.orphans),
@@ -287,11 +287,11 @@ def _restore(task: MaintenanceTask[RestoreConfig]) -> MaintenanceReport:
         {
             "as of": _utc(report.as_of_ms),
             "parts restored": len(report.restored),
-            "rows restored": _or_unknown(report.rows),
+            "rows restored": or_unknown(report.rows),
             "bytes restored": report.bytes,
             "later parts, removed": len(report.tombstoned),
-            "rows before": _or_unknown(report.rows_before),
-            "rows after": _or_unknown(report.rows_after),
+            "rows before": or_unknown(report.rows_before),
+            "rows after": or_unknown(report.rows_after),
             **_written(report.commit, dry_run=report.dry_run),
         }
     )
@@ -302,14 +302,16 @@ def _or_table_default(ms: int) -> int | None:
 
 
 def _written(commit: Commit, *, dry_run: bool) -> dict[str, object]:
-    return {"log file": commit.key or "none", **_dry(dry_run=dry_run)}
+    return {"log file": commit.key or "none", **dry(dry_run=dry_run)}
 
 
-def _dry(*, dry_run: bool) -> dict[str, object]:
+def dry(*, dry_run: bool) -> dict[str, object]:
+    """Return the figure that states whether a run was a dry run."""
     return {"dry run": "yes: nothing was changed" if dry_run else "no"}
 
 
-def _or_unknown(rows: int | None) -> object:
+def or_unknown(rows: int | None) -> object:
+    """Return a row count for display."""
     return "unknown" if rows is None else rows
 
 

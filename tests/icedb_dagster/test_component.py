@@ -35,6 +35,7 @@ from icedb_dagster import (
     SchemaCheck,
     SmallPartsCheck,
     TableChecks,
+    TableExport,
     TimeToLive,
     build_observation,
     build_table_definitions,
@@ -70,10 +71,12 @@ sort_by: [customer]
 code_version: "3"
 partitions_def: {type: daily, start_date: "2026-01-01"}
 ttl: {partition_column: day, keep_days: 30, period: month}
+export_delta: true
+export_iceberg: {exclude_columns: [id], keep: 14d}
 engine: spark
 lock: claim
 max_runtime_s: 600
-schedules: {merge_oldest: null, verify: "1 1 * * *", checks: "@daily"}
+schedules: {merge_oldest: null, verify: "1 1 * * *", checks: "@daily", export_delta: "@daily"}
 thresholds: {hot_parts: 32, expired_bytes: 1000000000}
 sensors: {maintenance: {interval_s: 60}, commits: {events: observation}}
 checks:
@@ -99,6 +102,7 @@ CHECKS = TableChecks(
     horizon=HorizonCheck(min_age=timedelta(minutes=30), max_age=timedelta(days=7)),
 )
 TTL = TimeToLive("day", keep_days=30, period="month")
+ICEBERG = TableExport(exclude_columns=["id"], keep=timedelta(days=14))
 SPEC: dict[str, Any] = {
     "description": "What was ordered.",
     "owners": ["team:sales"],
@@ -142,10 +146,12 @@ def test_yaml_and_python_give_the_same_definitions() -> None:
         spec=SPEC,
         observe_cron="*/20 * * * *",
         ttl=TTL,
+        export_delta=TableExport(),
+        export_iceberg=ICEBERG,
         engine="spark",
         lock="claim",
         max_runtime_s=600,
-        schedules={"merge_oldest": None, "verify": "1 1 * * *", "checks": "@daily"},
+        schedules={"merge_oldest": None, "verify": "1 1 * * *", "checks": "@daily", "export_delta": "@daily"},
         thresholds=THRESHOLDS,
         maintenance_sensor=MaintenanceSensor(interval_s=60),
         commits_sensor=CommitsSensor(events="observation"),
@@ -160,12 +166,15 @@ def test_yaml_and_python_give_the_same_definitions() -> None:
         build_table_definitions(
             ["sales", "orders"],
             ttl=TTL,
+            export_delta=TableExport(),
+            export_iceberg=ICEBERG,
             engine="spark",
             lock="claim",
             max_runtime_s=600,
             merge_oldest_cron=None,
             verify_cron="1 1 * * *",
             checks_cron="@daily",
+            export_delta_cron="@daily",
             running=True,
             maintenance_sensor=MaintenanceSensor(interval_s=60, thresholds=THRESHOLDS),
             commits_sensor=CommitsSensor(events="observation"),

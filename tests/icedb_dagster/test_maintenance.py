@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table import StaticTable
 
 dg = pytest.importorskip("dagster")
 
@@ -30,7 +31,8 @@ from icedb.errors import (
 )
 from icedb.operations.rewrite import merge_loop
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table, open_table
-from icedb_dagster import IceDBResource, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
+from icedb_dagster import IceDBResource, TableExport, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
+from icedb_dagster.metadata import markdown
 from tests.support.dagster.dagster_instance import ONE, rows, run_script
 from tests.support.dagster.dagster_jobs import TableJobs, dated, definitions, maintain, run_job
 from tests.support.processes import run_python
@@ -179,6 +181,26 @@ def test_a_dry_run_of_any_job_changes_nothing(jobs: TableJobs) -> None:
     jobs.run("verify")
     assert stored(table) == before
     assert "| result | sound |" in jobs.metadata()["verify"]
+
+
+def test_exports_have_jobs_without_a_pool_and_schedules_of_their_own(jobs: TableJobs) -> None:
+    jobs.lake.table_or_create(jobs.name).insert([{"n": 1, "secret": "x"}])
+    defs = definitions(
+        jobs.lake, jobs.name, export_delta=TableExport(), export_iceberg=TableExport(exclude_columns=["secret"])
+    )
+    crons = {s.job_name.removeprefix(f"{jobs.name}_"): s.cron_schedule for s in defs.schedules or ()}
+    assert len({*crons.values()}) == len(crons)
+    for verb in ("export_delta", "export_iceberg"):
+        for dry_run, version, new in ((True, "none", "no"), (False, "0", "yes"), (False, "0", "no")):
+            assert run_job(jobs.instance, defs, f"{jobs.name}_{verb}", dry_run=dry_run).success
+            for line in (f"| version | {version} |", f"| new version | {new} |", "| parts | 1 |", "| rows | 1 |"):
+                assert line in jobs.metadata()[verb], (verb, dry_run)
+        assert crons[verb]
+        job = defs.resolve_job_def(f"{jobs.name}_{verb}")
+        assert [(node.name, node.definition.pool) for node in job.nodes] == [(f"{jobs.name}_{verb}_work", None)]
+    metadata = str(jobs.lake.table(jobs.name).export_iceberg(exclude_columns=["secret"], dry_run=True).metadata)
+    assert markdown.escaped(metadata) in jobs.metadata()["export_iceberg"]
+    assert [f.name for f in StaticTable.from_metadata(metadata).schema().fields] == ["n"]
 
 
 def test_jobs_with_the_claim_alone_need_no_pool(lake: IceDBResource, name: str) -> None:
