@@ -43,6 +43,7 @@ SCENES = "tests/testing/test_scenes.py"
 BUFFERED = "tests/buffering/test_writer.py"
 BUFFERED_IDS = "tests/buffering/test_ids.py"
 DELTA = "tests/operations/export/test_delta.py"
+ICEBERG = "tests/operations/export/test_iceberg.py"
 
 
 @dataclass(frozen=True)
@@ -545,6 +546,24 @@ MUTANTS = (
         "        kept = pins.add(plan.version, plan.pin_ms, keep)\n        pins.remove([kept])\n",
         (DELTA,),
         "test_every_change_of_a_table_is_exported",
+    ),
+    Mutant(
+        "an export takes its snapshot before it reads the Iceberg documents",
+        "icedb/operations/export/iceberg_plan.py",
+        "    folder = read_folder(handle)\n    existing_pins = read_pins(handle)\n"
+        "    snapshot, pin_ms = exported_snapshot(handle, as_of_ms)\n",
+        "    snapshot, pin_ms = exported_snapshot(handle, as_of_ms)\n"
+        "    folder = read_folder(handle)\n    existing_pins = read_pins(handle)\n",
+        (ICEBERG,),
+        "test_a_planned_export_never_replaces_a_newer_one",
+    ),
+    Mutant(
+        "manifests that a kept Iceberg document needs are deleted",
+        "icedb/operations/export/iceberg.py",
+        "if name.version < base and str(name) not in needed]",
+        "if name.version < base]",
+        (ICEBERG,),
+        "test_old_documents_and_their_manifests_are_deleted",
     ),
 )
 

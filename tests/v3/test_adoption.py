@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidPartitionValue, InvalidURI, SchemaConflict, TableExists, TableNotFound
+from icedb.sql.field_ids import field_id
 from tests.support.object_stores.stores import Place
 from tests.support.programs.v3_program import Row, V3Program
 from tests.support.tables.v3_api import now_ms
@@ -292,6 +294,19 @@ CORE_STAGES: list[tuple[str, Callable[[Table], Any]]] = [
     ("drop", lambda t: t.drop_partitions(["p=a"])),
     ("cleanup again", lambda t: t.cleanup(grace_ms=0, allow_short_grace=True)),
 ]
+
+
+def test_a_v3_program_reads_and_merges_parts_with_field_ids(local: Place) -> None:
+    table = Table.create(local.uri, partition_by=["k AS p"])
+    table.insert([{"k": "a", "n": 1, "s": {"x": [1, 2]}}, {"k": "a", "n": 2, "s": None}])
+    [part] = table.snapshot().parts
+    assert pq.read_schema(part.path).field("n").metadata == {b"PARQUET:field_id": str(field_id("n")).encode()}
+    v3 = V3Program.at(local, now_ms)
+    assert v3.rows() == table.query("SELECT k, n, s FROM t ORDER BY n").to_arrow().to_pylist()
+    v3.insert({"p=a": rows(3, k="a")}, SCHEMA)
+    v3.merge("p=a")
+    assert agree(local, v3) == [1, 2, 3]
+    assert table.query("SELECT s.x FROM t ORDER BY n").fetchall() == [([1, 2],), (None,), (None,)]
 
 
 @pytest.mark.sampled(cases=1, days=3)

@@ -82,6 +82,23 @@ def _uuid(handle: Handle, what: str) -> uuid.UUID:
 
 def read_folder(handle: Handle) -> MetadataFolder:
     """List the folder, and read its newest document. Raises UncoordinatedMaintenance, CorruptLog."""
+    missing = -1
+    while (folder := _listed(handle)).versions_ms:
+        folder.version = max(folder.versions_ms)
+        try:
+            folder.newest = read_document(handle, folder.version)
+        except ObjectNotFound as error:
+            # Other exports may have superseded and deleted it since the listing. Then a new listing has a later one.
+            if folder.version <= missing:
+                raise _unreadable(handle, document_key(handle, folder.version), error) from None
+            missing = folder.version
+        else:
+            break
+    return folder
+
+
+def _listed(handle: Handle) -> MetadataFolder:
+    """List the folder. Raises UncoordinatedMaintenance."""
     folder = MetadataFolder()
     for info in handle.store.list(handle.keys.iceberg_prefix):
         name = info.key.removeprefix(handle.keys.iceberg_prefix)
@@ -94,12 +111,6 @@ def read_folder(handle: Handle) -> MetadataFolder:
             folder.avro_files.append(AvroName(match[1] is not None, int(match[2]), match[3]))
         elif name.endswith(".metadata.json"):
             raise _foreign(handle, info.key)
-    if folder.versions_ms:
-        folder.version = max(folder.versions_ms)
-        try:
-            folder.newest = read_document(handle, folder.version)
-        except ObjectNotFound as error:
-            raise _unreadable(handle, document_key(handle, folder.version), error) from None
     return folder
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import duckdb
 import fastavro
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg import conversions
@@ -20,6 +22,7 @@ from pyiceberg import types as iceberg_types
 from icedb import Table
 from icedb.errors import (
     CommitTimedOut,
+    CorruptLog,
     IceDBError,
     InvalidOption,
     SnapshotExpired,
@@ -31,7 +34,7 @@ from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.reader.iceberg.avro import avro_bytes, avro_file, avro_long, avro_optional, avro_text
 from icedb.reader.iceberg.single_values import binary_value, parse_values
 from icedb.sql.field_ids import field_id
-from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, Kind, ManualClock, create_table, open_table
 from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.delta_reading import texts
 from tests.support.tables.exported_tables import (
@@ -183,6 +186,23 @@ def test_an_empty_table_and_a_table_that_was_emptied_are_exported(local: Any) ->
     check_same(table, table.export_iceberg().metadata)
     table.delete("true")
     check_same(table, table.export_iceberg().metadata)
+
+
+def test_parts_with_and_without_field_ids_are_read_together(local: Any, tmp_path: Path) -> None:
+    m = pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64()))
+    old = pa.table({"n": [1, 2], "s": [{"a": 1, "b": [{"c": "x"}]}, None], "m": m, "later": [0.5, None]})
+    pq.write_table(old, tmp_path / "old.parquet")
+    assert "field_id=-1" in str(pq.ParquetFile(tmp_path / "old.parquet").schema)
+    table = Table.create(local.uri, sort_by=["n"])
+    table.insert(rows_of({"n": "3::BIGINT", "s": "{'a': 7::BIGINT, 'b': [{'c': 'y'}]}", "m": "MAP {'l': 2::BIGINT}"}))
+    table.import_files(tmp_path / "old.parquet")
+    metadata = str(table.export_iceberg().metadata)
+    ours = table.query("SELECT * FROM t").to_arrow()
+    for name in ("pyiceberg", "duckdb", "clickhouse"):
+        theirs = READERS[name](table, metadata, None)
+        if name == "clickhouse":  # it reads a null struct as one of nulls
+            ours, theirs = (rows.filter(pc.field("n") != 2) for rows in (ours, theirs))
+        assert texts(theirs, ours.column_names) == texts(ours, ours.column_names), name
 
 
 def test_parts_have_the_field_ids_of_the_schema(local: Any) -> None:
@@ -357,6 +377,55 @@ def test_the_second_of_two_exports_plans_again(clocked: ClockedStore, clock: Man
     assert open_table(store, clock).export_iceberg().version == 2
     assert files(clocked) == live(table)
     assert [name.split("-")[2] for name in exports(table)] == ["0", "1", "2"]
+
+
+def test_an_export_continues_if_others_delete_the_document_that_it_lists(
+    clocked: ClockedStore, clock: ManualClock, table: Table
+) -> None:
+    fill(table, 0)
+    table.export_iceberg()
+    store = FaultyStore(clocked)
+
+    def meanwhile() -> None:
+        for n in range(1, 4):
+            fill(table, n)
+            table.export_iceberg()
+            clock.advance(4 * DAY_MS)
+
+    act_before(store, meanwhile, kind="get", key="metadata/00000-")
+    open_table(store, clock).export_iceberg()
+    assert files(clocked) == live(table)
+
+
+def test_a_document_that_stays_listed_and_cannot_be_read_is_an_error(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(handle: Any, version: int) -> Any:
+        return handle.store.get("metadata/lost")
+
+    fill(table, 1)
+    table.export_iceberg()
+    monkeypatch.setattr("icedb.operations.export.iceberg_folder.read_document", lost)
+    with pytest.raises(CorruptLog, match=r"00000-.* cannot be read"):
+        table.export_iceberg()
+
+
+@pytest.mark.parametrize("kind", ["list", "get"])
+def test_a_planned_export_never_replaces_a_newer_one(
+    clocked: ClockedStore, clock: ManualClock, table: Table, kind: Kind
+) -> None:
+    fill(table, 1)
+    table.export_iceberg()
+    store = FaultyStore(clocked)
+
+    def meanwhile() -> None:
+        fill(table, 2)
+        table.export_iceberg()
+
+    for interrupt in (act_before, act_after):
+        interrupt(store, meanwhile, kind=kind, key="metadata/")
+        open_table(store, clock).export_iceberg()
+        assert files(clocked) == live(table), interrupt
 
 
 @pytest.mark.long
