@@ -15,11 +15,11 @@ from pydantic import Field, PrivateAttr
 import icedb
 from icedb.errors import InvalidArgument, InvalidOption, TableExists, TableNotFound
 from icedb.storage.credentials import CredentialProvider
+from icedb.storage.option_names import SECRET_OPTIONS
 from icedb_dagster.resource_fields import CheckedFields
 
 __all__ = ["IceDBResource", "folders_of"]
 
-_SECRETS = frozenset({"aws_secret_access_key", "secret_access_key", "aws_session_token", "session_token"})
 _OF_SESSION = ("profile_name", "region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
@@ -169,7 +169,7 @@ class IceDBResource(CheckedFields, dg.ConfigurableResource):  # type: ignore[typ
 
     def _refuse_secrets(self, field: str, values: Iterable[tuple[str, Any]]) -> None:
         for name, value in values:
-            if name.lower() in _SECRETS and value and not isinstance(value, dg.EnvVar):
+            if name.lower() in SECRET_OPTIONS and value and not isinstance(value, dg.EnvVar):
                 raise InvalidOption(
                     f"{self.root!r}: {name} in {field} is plain text, which Dagster would store and show. Set an "
                     f'environment variable and give dg.EnvVar("{name.upper()}").'

@@ -19,7 +19,7 @@ from release.environments import ROOT, StepOutcome, environment, find_python, re
 __all__ = ["MARKS", "PYTHONS"]
 
 PYTHONS = ("3.12", "3.13")
-MARKS = "not s3 and not azure and not spark and not dagster and not simulation and not slow"
+MARKS = "not s3 and not azure and not google and not spark and not dagster and not simulation and not slow"
 
 
 def _try(version: str, jobs: int) -> StepOutcome:

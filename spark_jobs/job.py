@@ -34,7 +34,7 @@ _PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 _PIPES_ARGUMENTS = ("--dagster-pipes-context", "--dagster-pipes-messages")
 # Loggers whose lines are printed. Others, such as py4j, are not about the job.
 _LOGGERS = ("icedb", "spark_jobs")
-_HIDDEN = "secret|token|password|access_key|jaas|credential"
+_HIDDEN = "secret|token|password|access_key|account_key|sas_key|jaas|credential"
 _SECRET = re.compile(_HIDDEN, re.IGNORECASE)
 # A secret in the text of an invalid argument.
 _SECRET_VALUE = re.compile(rf"([^\s=]*(?:{_HIDDEN})[^\s=]*=)\S+", re.IGNORECASE)

@@ -22,7 +22,6 @@ from icedb.reader.changes import Changes
 from icedb.reader.scan_sql import translate_read_error
 from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource import pushdown_warning
-from icedb.spark.datasource.options import check_place
 from icedb.spark.datasource.part_scan import select_columns
 from icedb.spark.datasource.type_mapping import spark_schema, type_mapping_of
 from icedb.storage.parts import Part
@@ -84,7 +83,6 @@ def frame(
             f"{snapshot.table}: the table is in the memory of this process, which Spark's processes cannot read. Use "
             "spark.createDataFrame(snapshot.to_arrow())."
         )
-    check_place(snapshot.table)
     pushdown_warning.warn_if_enabled(spark)
     chosen = select_columns(snapshot, columns)
     parts = snapshot.in_partitions(where)
@@ -93,7 +91,7 @@ def frame(
     if engine == "python":
         return _through_data_source(spark, snapshot, where, columns)
     obstacle = _obstacle(snapshot, parts, chosen, where=where)
-    if obstacle is None and (engine == "native" or not snapshot.table.startswith("s3://")):
+    if obstacle is None and (engine == "native" or snapshot.handle.location.scheme == "file"):
         return _through_parquet(spark, snapshot, parts, chosen)
     if engine == "native":
         raise InvalidOption(f"{snapshot.table}: Spark's own scan cannot read this: {obstacle}. Use engine='python'.")
@@ -166,6 +164,8 @@ def _obstacle(snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, st
     for name, type_ in chosen.items():
         if name in snapshot.schema and not type_mapping_of(type_).in_parquet:
             return f"column '{name}' is {type_}, which it does not support"
+    if not snapshot.handle.location.is_opened_by_engines:
+        return "it reads only tables in folders and in S3"
     if _PATTERN.search(snapshot.table):
         return f"the address has a character that it treats as a pattern: {snapshot.table}"
     for part in parts:

@@ -23,7 +23,6 @@ from icedb.errors import IceDBError, InvalidOption
 from icedb.format.records import Marker
 from icedb.operations.importing.copy_files import stored_parts
 from icedb.operations.rewrite.engine import DistributedTask, Item, Result
-from icedb.spark.datasource.options import check_place
 from icedb.spark.spark_tasks import Assignment, TaskTable, run_tasks
 from icedb.sql.connections import MEMORY_BYTES_MIN, MIB
 from icedb.transaction.table_handle import Handle
@@ -79,7 +78,7 @@ class SparkEngine:
         """Do all items of `work` as Spark tasks. See `icedb.operations.rewrite.engine.Engine`.
 
         Raises:
-            InvalidOption: the table is in memory or in Azure.
+            InvalidOption: the table is in memory.
             SparkJobFailed: the job failed for a reason that is not an error of IceDB.
             IceDBError: an error of `work`.
         """
@@ -128,7 +127,6 @@ def _check_reachable(handle: Handle, work: DistributedTask[Item, Result]) -> Non
     for location in (handle.location, handle.location.log, *work.reads()):
         if location is None:
             continue
-        check_place(location.uri)
         if location.scheme == "memory":
             raise InvalidOption(
                 f"{handle.table}: '{location.uri}' is in the memory of this process, which Spark's tasks cannot reach. "

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
+from icedb.storage.option_names import known_options
 
-__all__ = ["AzureAccess", "azure_access", "known_options"]
+__all__ = ["AzureAccess", "azure_access"]
 
 # Of several names of one option, the first takes precedence.
 _OPTIONS = {
@@ -93,12 +94,6 @@ def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAcces
             f"{text}: AZURE_STORAGE_ENDPOINT must start with http:// or https:// and contain no credentials."
         )
     return AzureAccess(account, endpoint, key, sas_token)
-
-
-def known_options(options: Mapping[str, str], names: dict[str, str]) -> dict[str, str]:
-    """Return meaning -> value by lower-case option names. Of several names of a meaning, the first takes precedence."""
-    lowered = {name.lower(): str(value) for name, value in options.items() if value}
-    return {meaning: lowered[name] for name, meaning in reversed(names.items()) if name in lowered}
 
 
 def _is_base64(text: str) -> bool:

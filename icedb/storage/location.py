@@ -5,6 +5,7 @@
                            (AWS_ALLOW_HTTP is accepted but not needed: an endpoint that starts with
                            http:// implies it)
     az://container/prefix  with AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY: see icedb.storage.azure
+    gs://bucket/prefix     with GOOGLE_SERVICE_ACCOUNT or the machine's credentials: see icedb.storage.google_cloud
     /a/folder, file:///a/folder, ~/folder, relative/folder
     memory://name          in this process only, for tests
 
@@ -31,7 +32,7 @@ from urllib.parse import unquote, urlsplit
 
 from icedb.errors import InvalidOption, InvalidURI
 from icedb.format.keys import Keys
-from icedb.storage.azure import AzureAccess, azure_access, known_options
+from icedb.storage.azure import AzureAccess, azure_access
 from icedb.storage.credentials import (
     CredentialProvider,
     Credentials,
@@ -40,6 +41,8 @@ from icedb.storage.credentials import (
     default_chain,
     default_region,
 )
+from icedb.storage.google_cloud import GoogleAccess, google_access
+from icedb.storage.option_names import known_options
 
 __all__ = ["Location", "StoreOptions", "parse_location", "with_log"]
 
@@ -94,8 +97,8 @@ class Location:
     fsync: bool = True
     #: Called for the current credentials if there are no explicit ones.
     provider: Provider | None = field(default=None, repr=False)
-    #: The access to a container in Azure Blob Storage.
-    azure: AzureAccess | None = None
+    #: The access to a container in Azure Blob Storage, or to a bucket in Google Cloud Storage.
+    cloud: AzureAccess | GoogleAccess | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         whole = self
@@ -121,19 +124,19 @@ class Location:
     @property
     def access(self) -> tuple[object, ...]:
         """Bucket, endpoint and credentials. Between locations with equal access, a store can copy objects."""
-        return self.scheme, self.root, self.endpoint, self.explicit_credentials, self.provider, self.azure
+        return self.scheme, self.root, self.endpoint, self.explicit_credentials, self.provider, self.cloud
 
     def reached_as(self, other: Location) -> Location:
         """Return this address with the endpoint and credentials of another, if both are in stores of the same kind."""
-        if self.scheme != other.scheme or self.scheme not in ("s3", "az"):
+        if self.scheme != other.scheme or self.scheme not in ("s3", "az", "gs"):
             return self
         return replace(other, root=self.root, prefix=self.prefix, log=None)
 
     @property
     def storage_options(self) -> dict[str, str]:
         """The options that `parse_location` needs for this address. Contains secrets."""
-        if self.azure is not None:
-            return self.azure.storage_options
+        if self.cloud is not None:
+            return self.cloud.storage_options
         options = {"AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": self.region}
         current = self.explicit_credentials if self.provider is None else self.provider()
         if current is not None:
@@ -214,12 +217,16 @@ def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | Non
         case "az":
             container, prefix = _root_and_prefix(text, rest)
             access = azure_access(storage_options or {}, text=text)
-            return Location("az", container, prefix, endpoint=access.endpoint, azure=access)
+            return Location("az", container, prefix, endpoint=access.endpoint, cloud=access)
+        case "gs":
+            bucket, prefix = _root_and_prefix(text, rest)
+            google = google_access(storage_options or {}, text=text)
+            return Location("gs", bucket, prefix, endpoint=google.endpoint, cloud=google)
         case "memory":
             return Location("memory", *_root_and_prefix(text, rest))
     raise InvalidURI(
         f"'{_redacted(text)}' has the scheme '{scheme}'; a table can be at s3://bucket/prefix, at "
-        "az://container/prefix, in a local folder, or, for tests, at memory://name."
+        "az://container/prefix, at gs://bucket/prefix, in a local folder, or, for tests, at memory://name."
     )
 
 

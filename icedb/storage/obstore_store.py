@@ -1,4 +1,4 @@
-"""Object stores on S3, Azure, memory and local folders, over obstore (Rust's `object_store`).
+"""Object stores on S3, Azure, Google Cloud, memory and local folders, over obstore (Rust's `object_store`).
 
 The only module that makes requests to a store. It adds to obstore:
 
@@ -29,11 +29,12 @@ from stat import S_ISLNK
 
 import obstore
 from obstore import exceptions as obstore_errors
-from obstore.store import AzureStore, LocalStore, MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
-from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidURI, StoreUnavailable
+from icedb.errors import AccessDenied, BucketNotFound, IceDBError, InvalidOption, InvalidURI, StoreUnavailable
 from icedb.storage.azure import AzureAccess
 from icedb.storage.credentials import Provider, default_chain
+from icedb.storage.google_cloud import GoogleAccess
 from icedb.storage.local_store import check_folder, create_file, delete_files, file_status, list_files, open_file
 from icedb.storage.location import Location
 from icedb.storage.object_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
@@ -80,8 +81,10 @@ _DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired
 
 # Part of obstore's message if the credential provider raised an error.
 _NO_CREDENTIALS = "External AWS credential provider"
+# Part of obstore's message if Google's server, or the metadata server of the machine, gave no token.
+_GOOGLE_LOGIN = "token request"
 
-Backend = AzureStore | LocalStore | MemoryStore | S3Store
+Backend = AzureStore | GCSStore | LocalStore | MemoryStore | S3Store
 
 # One in-memory store per name and process, so that all tables with that name share their objects.
 _memory_stores: dict[str, MemoryStore] = {}
@@ -89,14 +92,19 @@ _memory_lock = threading.Lock()
 
 
 def open_store(location: Location) -> ObjectStore:
-    """Return the store of a location, or a SplitStore if its log is elsewhere. Makes no request. Raises InvalidURI."""
+    """Return the store of a location, or a SplitStore if its log is elsewhere. Makes no request.
+
+    Raises InvalidURI, and InvalidOption for the key of a service account that cannot be used.
+    """
     if location.log is not None:
         return SplitStore(open_store(replace(location, log=None)), open_store(location.log))
+    if isinstance(location.cloud, AzureAccess):
+        return ObstoreStore(location, _open_azure(location.root, location.cloud))
+    if isinstance(location.cloud, GoogleAccess):
+        return ObstoreStore(location, _open_google(location, location.cloud))
     match location.scheme:
         case "s3":
             return ObstoreStore(location, _open_s3(location))
-        case "az" if location.azure is not None:
-            return ObstoreStore(location, _open_azure(location.root, location.azure))
         case "memory":
             with _memory_lock:
                 return ObstoreStore(location, _memory_stores.setdefault(location.root, MemoryStore()))
@@ -113,6 +121,31 @@ def _open_azure(container: str, access: AzureAccess) -> AzureStore:
         retry_config={"max_retries": RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
         **options,
     )
+
+
+def _open_google(location: Location, access: GoogleAccess) -> GCSStore:
+    options = {
+        "service_account": access.service_account,
+        "service_account_key": access.service_account_key,
+        "application_credentials": access.application_credentials,
+        "bearer_token": access.bearer_token,
+        "base_url": access.endpoint,
+    }
+    plain_http = bool(access.endpoint and access.endpoint.startswith("http://"))
+    try:
+        return GCSStore(
+            location.root,
+            client_options={"allow_http": plain_http, "timeout": REQUEST_TIMEOUT},
+            retry_config={"max_retries": RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
+            skip_signature=False,  # not from the environment: such a store cannot write
+            **{name: value for name, value in options.items() if value},  # type: ignore[arg-type]
+        )
+    except obstore_errors.BaseError:  # its message is about a line of the file
+        raise InvalidOption(
+            f"{location.uri}: the credentials for Google Cloud cannot be used. GOOGLE_SERVICE_ACCOUNT and "
+            "GOOGLE_APPLICATION_CREDENTIALS must be paths of JSON files with credentials, and "
+            "GOOGLE_SERVICE_ACCOUNT_KEY the content of such a file."
+        ) from None
 
 
 def _open_s3(location: Location) -> S3Store:
@@ -209,7 +242,7 @@ class ObstoreStore:
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """Stream a range of an object; see the function of this name."""
         pieces = await self._request_range(key, start, stop)
-        if isinstance(self._backend, AzureStore | S3Store):
+        if isinstance(self._backend, AzureStore | GCSStore | S3Store):
             return self._streamed(pieces, key, start, stop)
         return self._piece_by_piece(key, start, stop)
 
@@ -330,9 +363,8 @@ class ObstoreStore:
             for page in obstore.list(backend, prefix.rstrip("/"), offset=offset):
                 infos += [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
                 advance(len(page))
-        if offset != after:
-            infos = [info for info in infos if info.key > (after or "")]
-        return sorted(infos, key=lambda info: info.key)
+        # Google Cloud's emulator ignores the offset as well.
+        return sorted((info for info in infos if after is None or info.key > after), key=lambda info: info.key)
 
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore. Stops at the first request that fails."""
@@ -577,7 +609,9 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
     if isinstance(error, NotADirectoryError):
         return InvalidURI(f"{what}: a part of that path is a file. Move it away, or choose another address.")
     denied = (PermissionError, obstore_errors.PermissionDeniedError, obstore_errors.UnauthenticatedError)
-    if isinstance(error, denied) or code in _DENIED_CODES or (status and status[1] in ("401", "403")):
+    refused = code in _DENIED_CODES or (status and status[1] in ("401", "403"))
+    no_token = _GOOGLE_LOGIN in text and not (status and status[1] >= "500")
+    if isinstance(error, denied) or refused or no_token:
         if _NO_CREDENTIALS in text:
             return AccessDenied(
                 f"{what}: there are no credentials any more. Check the session, profile or role that provides them. "
@@ -585,7 +619,16 @@ def translate(error: Exception, *, verb: str, key: str, location: Location, othe
             )
         if location.scheme == "file":
             remedy = "Check the folder's owner and its rights (read, write, search)."
-        elif location.azure is not None:
+        elif no_token:
+            remedy = (
+                "Google Cloud gave no token for the credentials. Set GOOGLE_SERVICE_ACCOUNT to the path of a service "
+                "account's key, or run: gcloud auth application-default login."
+            )
+        elif isinstance(location.cloud, GoogleAccess):
+            remedy = (
+                "Check the service account and its rights on that bucket (storage.objects.get, list, create, delete)."
+            )
+        elif isinstance(location.cloud, AzureAccess):
             remedy = (
                 "Check the account, its key or the signature, which may have expired, and the rights on that container "
                 "(read, add, create, write, delete, list)."

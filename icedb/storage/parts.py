@@ -15,14 +15,14 @@ from icedb.format.records import Stats
 from icedb.storage.local_store import check_links
 from icedb.storage.object_store import ObjectStore
 from icedb.storage.obstore_store import fetch
-from icedb.util.temporary_files import make_folder, temporary_folder
+from icedb.util.temporary_files import make_folder, remove_folder, temporary_folder
 
 __all__ = ["Part", "PartPaths"]
 
 # DuckDB interprets these characters, or an address cannot contain them.
 _NO_PATH = frozenset("?*[]\\\n\r")
 # DuckDB does not open parts at such addresses. They are fetched to a local path.
-_COPIED = ("memory://", "az://")
+_COPIED = ("memory://", "az://", "gs://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class PartPaths:
     def readable(self, parts: Sequence[Part]) -> list[str]:
         """Return paths that DuckDB can open: of the parts, or of local copies. Raises SymbolicLink.
 
-        DuckDB cannot open parts in this process's memory or in Azure, nor the names of v3 parts that it takes for a
-        pattern.
+        DuckDB cannot open parts in this process's memory, in Azure or in Google Cloud, nor the names of v3 parts that
+        it takes for a pattern.
         """
         self.original(parts)
         return [self._readable(p) for p in parts]
@@ -91,3 +91,10 @@ class PartPaths:
             if self._copies is None or self._copies[0] != os.getpid():
                 self._copies = os.getpid(), make_folder("memory")
             return self._copies[1]
+
+    def remove_copies(self) -> None:
+        """Remove the copies before the process ends. No relation may use them any more."""
+        with self._lock:
+            if self._copies is not None:
+                remove_folder(self._copies[1])
+            self._copies = None

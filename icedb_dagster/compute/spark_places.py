@@ -21,6 +21,7 @@ from pydantic import Field
 
 from icedb.errors import InvalidOption
 from icedb.spark.java import find_java, prepare_environment
+from icedb.storage.option_names import SECRET_OPTIONS
 from icedb_dagster.dagster_internals import internal
 from icedb_dagster.resource_fields import CheckedFields
 
@@ -39,7 +40,7 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
 # Names that Spark redacts in its logs.
 _SECRET_CONF = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
-_SECRET_ARGUMENT = re.compile(r"(?:--[\w-]+=)?((?:aws_)?(?:secret_access_key|session_token))=", re.IGNORECASE)
+_SECRET_ARGUMENT = re.compile(rf"(?:--[\w-]+=)?({'|'.join(sorted(SECRET_OPTIONS))})=", re.IGNORECASE)
 # Suffixes of files that Spark puts on the Python path of its executors.
 _PY_FILES = (".zip", ".egg", ".py")
 

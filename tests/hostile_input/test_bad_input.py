@@ -238,7 +238,7 @@ def test_an_invalid_option_is_rejected(local: Any, options: Any, message: str) -
 
 @pytest.mark.parametrize(
     "uri",
-    ["", "gs://bucket/x", "s3://", "s3:///x", "s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/a*b", "memory://",
+    ["", "ftp://bucket/x", "s3://", "s3:///x", "s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/a*b", "memory://",
      "file://host/x", "/tmp/a[1]", "x\0y"],
 )  # fmt: skip
 def test_an_invalid_address_is_rejected(uri: str) -> None:

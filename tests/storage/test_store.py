@@ -20,8 +20,9 @@ from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStor
 from icedb.storage.split_store import SplitStore
 from icedb.table import Table
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
+from tests.support.object_stores.stores import CLOUDS
 
-KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("azure", marks=pytest.mark.azure)]
+KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), *CLOUDS]
 KINDS += ["clocked", "faulty", "two"]
 
 

@@ -24,14 +24,14 @@ from icedb.storage.location import parse_location, with_log
 from icedb.storage.obstore_store import PIECE_BYTES, ObjectNotFound, ObjectStore, open_store, open_stream, presign
 from icedb.storage.split_store import SplitStore
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock
-from tests.support.object_stores.stores import Place
+from tests.support.object_stores.stores import CLOUDS, Place
 from tests.support.waiting import wait_until
 
 # More than two pieces, and not a number of whole ones.
 BODY = b"".join(hashlib.sha512(n.to_bytes(4)).digest() for n in range(40_000))
 LARGE_BYTES = 64 * 1024 * 1024
 
-KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("azure", marks=pytest.mark.azure)]
+KINDS = ["local", "memory", pytest.param("s3", marks=pytest.mark.s3), *CLOUDS]
 KINDS += ["clocked", "two"]
 
 

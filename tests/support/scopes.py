@@ -1,6 +1,6 @@
 """Scopes of test runs: `pytest --scope quick|short|all|rest`.
 
-    quick   tests of one process that need no server and have few cases: no S3, Azure, Spark, Dagster or simulation
+    quick   tests of one process that need no server and have few cases: no S3, clouds, Spark, Dagster or simulation
     short   all tests except slow ones; of each sampled test, a sample of its cases
     all     every test (the default)
     rest    all tests that `short` excludes; with `--share`, the share of them that a commit's hash selects
@@ -32,9 +32,11 @@ import pytest
 
 SCOPES = ("quick", "short", "all", "rest")
 #: Marks of tests that `quick` leaves out.
-NOT_QUICK = ("s3", "azure", "spark", "dagster", "simulation", "process", "long", "sampled", "slow")
+NOT_QUICK = ("s3", "azure", "google", "spark", "dagster", "simulation", "process", "long", "sampled", "slow")
 #: Fixtures that start a server.
-SERVERS = frozenset({"s3", "s3_server", "storage_options", "azure", "azure_options", "shared_session"})
+SERVERS = frozenset(
+    {"s3", "s3_server", "storage_options", "azure", "azure_options", "google", "google_options", "shared_session"}
+)
 #: The audit events of Python when a program starts another.
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
 #: Test-seconds of a share: two workers for some four minutes.

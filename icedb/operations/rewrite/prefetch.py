@@ -63,7 +63,7 @@ def fetch_parts(handle: Handle, parts: Sequence[Part], folder: Path, pool: Execu
 
 def _is_to_fetch(handle: Handle, part: Part) -> bool:
     scheme = handle.location.scheme
-    if scheme not in ("s3", "az") or (scheme == "s3" and part.bytes > PART_BYTES_MAX):
+    if scheme not in ("s3", "az", "gs") or (scheme == "s3" and part.bytes > PART_BYTES_MAX):
         return False
     names = part.key.split("/")
     return not has_unsafe_segment(names) and all(len(n.encode()) <= _NAME_BYTES_MAX for n in names)

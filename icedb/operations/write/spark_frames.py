@@ -103,11 +103,6 @@ def check_frame(handle: Handle, on_conflict: OnConflict = "raise", schema_mode: 
             f"{handle.table}: the table is in this process's memory, where Spark's processes cannot write. Give the "
             "frame's rows as Arrow: frame.toArrow()."
         )
-    if handle.location.scheme == "az":
-        raise InvalidOption(
-            f"{handle.table}: Spark does not write to tables in Azure yet. Give the frame's rows as Arrow: "
-            "frame.toArrow()."
-        )
     handle.read()
     if handle.spec.views:
         raise InvalidOption(

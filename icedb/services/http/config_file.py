@@ -119,12 +119,22 @@ def resolve_storage_options(
         for name, variable in variables.items()
     }
     options = {**inline, **from_environment}
-    for address in ("s3://any/table", "/any") if options else ():  # an option may be invalid for one store only
+    for address, usual in _stores_of(options).items():  # an option may be invalid for one store only
         try:
-            parse_location(address, {"AWS_REGION": "any", **options})
+            parse_location(address, {**usual, **options})
         except InvalidOption as error:
             raise InvalidOption(f"{place}: {str(error).removeprefix(f'{address}: ')}") from None
     return MappingProxyType(options)
+
+
+def _stores_of(options: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+    """Return an address in each store that these options are for, with the options that need not be set."""
+    if not options:
+        return {}
+    for prefix, address in (("azure_", "az://any/table"), ("google_", "gs://any/table")):
+        if any(name.lower().startswith(prefix) for name in options):
+            return {address: {}}
+    return {address: {"AWS_REGION": "any"} for address in ("s3://any/table", "/any")}
 
 
 def explicit_settings(

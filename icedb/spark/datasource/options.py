@@ -16,7 +16,6 @@ __all__ = [
     "MEMORY_BYTES_MIN",
     "Overwrite",
     "SparkWriteOptions",
-    "check_place",
     "number_of",
     "path_of",
     "storage_options_of",
@@ -34,6 +33,9 @@ MEMORY_BYTES_MIN = 64 * MIB
 # A merge skips parts from this size on.
 PART_BYTES = 128 * MIB
 PART_BYTES_MIN = 1 * MIB
+
+# What the names of storage options begin with.
+_STORAGE_OPTIONS = ("aws_", "azure_", "google_", "fsync")
 
 _WRITE_OPTIONS = (
     "path", "overwrite", "partitions", "distribution", "part_bytes", "memory_bytes", "partitions_max",
@@ -106,23 +108,13 @@ def path_of(options: Mapping[str, str]) -> str:
         raise InvalidOption(
             'icedb: the option path is missing. Pass the address of the table: df.write.format("icedb").option("path", "s3://bucket/table").'
         )
-    check_place(path)
     return path
-
-
-def check_place(path: str) -> None:
-    """Reject the address of a table that Spark's processes cannot reach. Raises InvalidOption."""
-    if path.lower().startswith("az://"):
-        raise InvalidOption(
-            f"{path}: Spark does not reach tables in Azure yet. Read and write them with icedb.Table, or copy the "
-            "table to an S3-compatible store."
-        )
 
 
 def storage_options_of(options: Mapping[str, str], path: str, *, own: Collection[str]) -> dict[str, str]:
     """Return the options for the store. Raises InvalidOption for others that are not in `own` (lower case)."""
     storage = {k: v for k, v in options.items() if k.lower() not in own}
-    if unknown := [k for k in storage if not k.lower().startswith("aws_") and k.lower() != "fsync"]:
+    if unknown := [k for k in storage if not k.lower().startswith(_STORAGE_OPTIONS)]:
         raise InvalidOption(
             f"{path}: unknown options {sorted(unknown)}. Known: {', '.join(own)}, and storage options such as "
             "AWS_ENDPOINT_URL."

@@ -150,6 +150,8 @@ class PartScan:
             # After the first batch, Arrow raises DuckDB's errors as its own.
             except (duckdb.Error, ObjectNotFound, pa.ArrowException, OSError) as error:
                 raise translate_read_error(handle, parts, error, as_of_ms=self.as_of_ms) from None
+            finally:
+                handle.part_paths.remove_copies()  # Spark keeps its workers for many tasks
 
     def _sql(self, handle: Handle, parts: Sequence[Part], *, mixed: bool) -> str:
         columns = ", ".join(_column_sql(name, type_) for name, type_ in self.columns.items())

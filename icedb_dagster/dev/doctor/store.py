@@ -183,6 +183,8 @@ def _message(error: Exception, store: ObjectStore) -> str:
 
 def _grant(check: str, store: ObjectStore) -> str:
     location = store.location
+    if location.cloud is not None:
+        return f"allow requests to read, list, create and delete below {location.uri}, or correct the credentials"
     if location.scheme != "s3":
         return f"give this user the right to read, write and search {location.root}"
     right = RIGHTS.get("read" if check == "clock" else "create" if check == "create-only" else check, "s3:*")

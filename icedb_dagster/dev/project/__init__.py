@@ -84,6 +84,11 @@ def _rendered(target: Path, package: str, root: str) -> dict[str, str]:
     location = parse_location(root)
     if location.scheme == "memory":
         raise InvalidOption(f"'{root}' is in memory and ends with its process. Give a folder or s3://bucket/prefix.")
+    if location.cloud is not None:
+        raise InvalidOption(
+            f"'{root}' cannot be the root of a new project. Give a folder or s3://bucket/prefix, and change root and "
+            "storage_options of its resource afterwards."
+        )
     on_s3 = location.scheme == "s3"
     path = Path(root).expanduser()
     # A relative folder is inside the project, independent of a run's working directory.

