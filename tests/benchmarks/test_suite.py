@@ -166,6 +166,7 @@ def test_goals_are_drawn_as_limits_of_our_bar() -> None:
     assert list(goal_lines(absolute)) == [("goal: at most 1.5", 1.5)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_plots_are_exactly_those_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
@@ -306,6 +307,7 @@ def test_each_way_stores_every_row(tmp_path: Path, name: str) -> None:
     check_stored(place, rows, LAYOUT, "ts, user_id, event, amount, page", ordered="unsorted" not in name)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("stored", "fault"),
     [

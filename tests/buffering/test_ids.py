@@ -156,6 +156,7 @@ def test_rows_without_an_id_are_always_taken(world: IdsWorld) -> None:
     assert len(world.ids()) == 1 + 6 + 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_each_submission_of_a_group_gets_its_own_result(world: IdsWorld) -> None:
     writer = Writer(world)
@@ -287,6 +288,7 @@ def test_a_writer_that_paused_does_not_duplicate_rows_without_an_id(world: IdsWo
     assert len(world.ids()) == 1 + 2 + 3
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_rows_of_a_crashed_writer_s_claim_are_committed_once(world: IdsWorld) -> None:
     """The claim exists without its log file. The next writer publishes it, and drops its own rows of these ids."""
@@ -302,6 +304,7 @@ def test_rows_of_a_crashed_writer_s_claim_are_committed_once(world: IdsWorld) ->
         assert world.ids() == ["1", "2", "3", "first"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_writers_of_several_threads_at_once(world: IdsWorld) -> None:
     def write(_: int) -> int:
@@ -388,6 +391,7 @@ def test_the_oldest_ids_are_forgotten_beyond_ids_max(world: IdsWorld, caplog: py
     assert Writer(world, ids_max=10).ids.count >= 10
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_all_ids_are_read_again_after_a_long_pause(world: IdsWorld) -> None:
     mine, other = Writer(world), Writer(world)
@@ -402,6 +406,7 @@ def test_all_ids_are_read_again_after_a_long_pause(world: IdsWorld) -> None:
     assert world.ids() == ["first", "later", "mine", "new", "other"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_sequence_restarts_after_the_log_forgot_it(world: IdsWorld) -> None:
     writer = Writer(world)
@@ -479,6 +484,7 @@ def test_an_id_column_of_another_type_is_rejected(memory: Any) -> None:
         BufferedWriter(table, id_column="ID")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_views_and_the_quarantine_get_the_committed_rows(memory: Any) -> None:
     table = Table.create(memory.uri)

@@ -69,6 +69,7 @@ def test_large_and_small_submissions_take_turns() -> None:
     assert "h" in senders(second + queue.take(50, 10**6))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=60),

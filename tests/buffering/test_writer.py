@@ -226,6 +226,7 @@ def test_conflicting_submissions_are_committed_one_after_the_other(table: Table)
     assert rows_of(table) == [1]
 
 
+@pytest.mark.sampled(days=3)
 def test_invalid_rows_are_quarantined_with_on_conflict_quarantine(table: Table) -> None:
     table.insert([{"n": 0}])
     with BufferedWriter(table, delay_max_ms=LONG_MS, on_conflict="quarantine") as writer:
@@ -242,6 +243,7 @@ def test_invalid_rows_are_quarantined_with_on_conflict_quarantine(table: Table) 
     assert unnamed(table) == unnamed(aside) == set()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_view_is_fed(table: Table) -> None:
     table.insert([{"n": 0}])

@@ -131,6 +131,7 @@ def report_of(*arguments: object) -> dict[str, str]:
     return dict(re.split(r" {2,}", line, maxsplit=1) for line in run(*arguments).stdout.splitlines())
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_report_states_a_dry_run(table: Table, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -190,6 +191,7 @@ def test_each_verb_has_an_example_that_parses() -> None:
         verb.make_context(name, words)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("name", "verb"), OTHER_NAMES.items())
 def test_the_name_of_another_system_names_the_verb(name: str, verb: str) -> None:
     for words in ([], ["s3://lake/events"], ["--help"]):

@@ -84,6 +84,7 @@ def _read(terminal: int) -> bytes:
 # ------------------------------------------------------------------------------------------------ verify
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("deep", [[], ["--deep"]])
 def test_verify_reports_a_sound_table(table: Table, deep: list[str]) -> None:
     assert "sound" in run("verify", table.uri, *deep).stdout
@@ -125,6 +126,7 @@ def test_orphans_are_listed_and_deleted_only_with_a_flag(table: Table, tmp_path:
     assert not part.exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_merge_merge_log_and_cleanup(table: Table) -> None:
     assert run_json("merge-log", table.uri, "--dry-run")["dry_run"]
@@ -138,6 +140,7 @@ def test_merge_merge_log_and_cleanup(table: Table) -> None:
     assert numbers(table) == FULL
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
     assert run_json("drop", table.uri, "k=0", "--dry-run")["partitions"] == ["k=0"]
@@ -148,6 +151,7 @@ def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
     assert numbers(table) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_delete_rows(table: Table) -> None:
     assert run_json("delete", table.uri, "--where", "n >= 10", "--dry-run")["matching_rows"] == 4
@@ -169,6 +173,7 @@ def test_restore_to_a_time(table: Table, iso: bool) -> None:
     assert numbers(table) == FULL
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_pins_keep_a_time_readable_until_they_are_removed(table: Table) -> None:
     pin = run_json("pin", table.uri, "monthly", "--expires", "7d")
@@ -218,7 +223,7 @@ INVALID: list[tuple[str, list[str], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(cases=10)
+@pytest.mark.sampled(cases=10, days=3)
 @pytest.mark.parametrize(("verb", "arguments", "message"), INVALID)
 def test_invalid_arguments_change_nothing(table: Table, verb: str, arguments: list[str], message: str) -> None:
     assert message in error_of(verb, table.uri, *arguments)
@@ -263,7 +268,7 @@ def test_a_bucket_with_credentials_of_the_environment(s3: Any) -> None:
     assert "wrong-secret" not in done.stderr
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.process
 @pytest.mark.parametrize(("answer", "flags", "dropped"), [(b"n\n", [], False), (b"y\n", [], True), (b"", ["-y"], True)])
 def test_a_terminal_shows_a_dry_run_and_a_prompt(table: Table, answer: bytes, flags: list[str], dropped: bool) -> None:

@@ -66,6 +66,7 @@ def test_a_table_without_due_maintenance(table: Table) -> None:
     assert re.search(r"superseded +5 parts", printed)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_due_maintenance_is_printed_with_its_command(table: Table) -> None:
     for n in range(3):
@@ -114,6 +115,7 @@ def test_the_json_document_is_the_health(table: Table) -> None:
     assert run("info", table.uri, "--json").stdout.count("\n") == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_info_as_a_process_also_for_a_missing_table(table: Table) -> None:
     done = command("info", table.uri, "--hot-parts", "8", "--part-bytes-max", "1000")

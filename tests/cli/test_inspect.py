@@ -46,6 +46,7 @@ ODD = """SELECT * FROM (VALUES (1, 'a,"b"', 1.5::DOUBLE, [1.0, 'nan'::DOUBLE], D
     (2, '', 'nan', NULL, NULL), (3, NULL, '-inf', [], DATE '2026-11-22')) AS rows(n, s, x, l, d) ORDER BY n"""
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path: Path) -> None:
     sql = "SELECT k, count(*) AS c FROM t GROUP BY k ORDER BY k"
@@ -58,6 +59,7 @@ def test_a_query_is_an_argument_a_file_or_standard_input(table: Table, tmp_path:
     assert run("query", table.uri, sql).stdout.split() == ["k", "c", "─", "─", "0", "3", "1", "1"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_query_with_as_of_where_and_final(table: Table) -> None:
     then = table.history()[1].at_ms
@@ -108,6 +110,7 @@ def test_a_large_result_is_complete_in_every_format(table: Table, tmp_path: Path
         assert totals == (250_000, 250_000 * 249_999 // 2, "text 99999"), form
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_terminal_shows_the_first_rows_with_a_hint(table: Table) -> None:
     sql = "SELECT range AS n FROM range(300)"
@@ -128,7 +131,7 @@ def test_control_characters_are_escaped(table: Table) -> None:
     assert printed.splitlines()[2].split() == [r"a\x1b[31m\nb", "null"]
 
 
-@pytest.mark.sampled(cases=4)
+@pytest.mark.sampled(cases=4, days=3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -174,6 +177,7 @@ def test_binary_formats_go_to_a_pipe_but_not_to_a_terminal(table: Table) -> None
 # ------------------------------------------------------------------------------------------------ lists
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parts_are_listed_as_text_json_and_paths(table: Table) -> None:
     parts = table.snapshot().parts
@@ -263,6 +267,7 @@ def test_log_files_are_listed(table: Table) -> None:
 # ------------------------------------------------------------------------------------------------ the past
 
 
+@pytest.mark.sampled(days=3)
 def test_the_history_is_listed(table: Table) -> None:
     commits = run_json("history", table.uri)
     assert [c["kind"] for c in commits] == ["insert", "merge", "insert", "insert"]
@@ -335,6 +340,7 @@ def test_a_closed_pipe_is_no_error(table: Table) -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_help_imports_no_slow_module() -> None:
     heavy = ["pyarrow", "duckdb", "obstore", "matplotlib", "boto3", "numpy", "asyncio", "icedb.table"]
@@ -350,6 +356,7 @@ def drawn(health: TableHealth, width: int) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("width", [80, 120])
 def test_charts_of_partitions_and_parts_by_size(table: Table, width: int) -> None:
     health = table.health()
@@ -404,6 +411,7 @@ def test_plot_without_its_extra_names_it(table: Table, tmp_path: Path, monkeypat
     assert not (tmp_path / "table.png").exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_info_and_plot_of_an_empty_table(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "table", storage_options={"fsync": "false"})

@@ -119,6 +119,7 @@ def test_alter_prints_changes_and_a_dry_run_commits_nothing(table: Table) -> Non
 # ------------------------------------------------------------------------------------------------ insert, overwrite
 
 
+@pytest.mark.sampled(days=3)
 def test_insert_of_files_and_its_dry_run(table: Table, lines: Path) -> None:
     before = objects(Path(table.uri))
     planned = run_json("insert", table.uri, lines, "--dry-run")
@@ -130,6 +131,7 @@ def test_insert_of_files_and_its_dry_run(table: Table, lines: Path) -> None:
     assert rows(table) == [(0, 0), (0, 10), (1, 1), (7, 17)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
 def test_a_transaction_is_inserted_once(table: Table, lines: Path, dry_run: list[str]) -> None:
@@ -141,6 +143,7 @@ def test_a_transaction_is_inserted_once(table: Table, lines: Path, dry_run: list
         assert "load:42" in error_of("insert", table.uri, lines, f"--txn={invalid}")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(("kind", "text"), [(None, '{"k": 5, "n": 5}\n'), ("csv", "k,n\n5,5\n")])
 def test_insert_from_standard_input(table: Table, kind: str | None, text: str) -> None:
     flags = ["--format", kind] if kind else []
@@ -155,6 +158,7 @@ def test_an_error_in_standard_input_names_it_and_its_line(table: Table) -> None:
     assert len(rows(table)) == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_dry_run_counts_the_rows_for_the_quarantine(table: Table, tmp_path: Path) -> None:
     text = '{"k": 1, "n": 1}\n{"k": 1, "n": "many"}\n'

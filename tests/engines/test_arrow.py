@@ -57,6 +57,7 @@ def test_filters_on_partition_columns_and_predicates_skip_parts(place: Place) ->
     assert sorted(thirds.to_table(filter=pc.field("third") == 2)["n"].to_pylist()) == [2, 5, 8]
 
 
+@pytest.mark.sampled(days=3)
 def test_filters_take_booleans_and_json_with_their_types(local: Place) -> None:
     import polars as pl
 
@@ -233,6 +234,7 @@ def test_record_batches_of_a_partitioning_before_an_alter(local: Place) -> None:
     assert sorted(record_batches(table.snapshot(), where="parity = 1").read_all()["n"].to_pylist()) == [1, 3, 5]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_record_batches_are_streamed_and_raise_for_a_deleted_part(local: Place) -> None:
     table = Table.create(local.uri, partition_by=["n // 200000 AS p"], storage_options={"fsync": "false"})

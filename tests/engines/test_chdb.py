@@ -101,6 +101,7 @@ def texts(session: Any, sql: str) -> list[str]:
 # ------------------------------------------------------------------------------------------ rows and types
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_every_type_has_the_values_of_a_query(place: Place) -> None:
     odd = "'a/b, {é} 100%+?' || (n % 2) AS odd"
@@ -166,6 +167,7 @@ def test_older_parts_have_nulls_for_new_columns_and_narrower_types_widen(place: 
     assert sorted(reader.query("SELECT n FROM t", then)["n"].to_pylist()) == [1, 2]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parts_of_narrower_types_have_the_types_of_the_table(local: Place) -> None:
     table = Table.create(local.uri)
@@ -182,6 +184,7 @@ def test_parts_of_narrower_types_have_the_types_of_the_table(local: Place) -> No
         assert reader.query(f"SELECT n FROM t WHERE {condition}", snapshot)["n"].to_pylist() == [n for (n,) in expected]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_names_are_quoted_and_do_not_collide_with_those_of_clickhouse(local: Place) -> None:
     names = ["a.b", "we`ird \\ 'q", "_file", "_row_id", "select", "é", "_size"]
@@ -300,6 +303,7 @@ def test_a_deleted_part_raises_and_never_removes_rows(place: Place, session: Any
     assert texts(session, "SELECT sum(n) FROM t") == ["2"]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_deleted_live_part_is_named(shared_place: Place) -> None:
     table = created(shared_place, partition_by=["n AS p"])
     table.insert([{"n": n} for n in range(3)])
@@ -540,6 +544,7 @@ def test_paths_with_pattern_characters_are_read_exactly(shared_place: Place) -> 
     assert alone == [{"n": 11, "k": "a{b}"}]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_queries_of_v3_run_over_our_tables_and_those_of_v3_programs(s3: Place, session: Any) -> None:
     """They list the live files, take partition values from `_path`, and read columns that some files lack."""

@@ -140,6 +140,7 @@ def test_a_query_of_a_quiet_table_makes_one_listing(local: Place, con: DuckDBPyC
 # ------------------------------------------------------------------------------------------ time travel, arguments
 
 
+@pytest.mark.sampled(days=3)
 def test_as_of_accepts_every_form_of_a_time(place: Place, con: DuckDBPyConnection) -> None:
     table = created(place)
     table.insert([{"n": 1}])
@@ -175,6 +176,7 @@ def test_partition_columns_and_predicates_prune_parts_by_the_log(place: Place, c
         assert (numbers(con, source), files_read(con, source)) == (expected, opened), source
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parameters_of_partition_columns_take_values_lists_and_nulls(local: Place, con: DuckDBPyConnection) -> None:
     by_days(local)
@@ -193,6 +195,7 @@ def test_parameters_of_partition_columns_take_values_lists_and_nulls(local: Plac
     assert numbers(con, "events(filter := $$n < date_part('year', now()) - 2000$$)") == [*range(4)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_partition_values_are_compared_as_in_sql(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, partition_by=["shop", "upper(shop) AS big", "n / 2 AS half"])
@@ -247,6 +250,7 @@ def test_a_time_before_the_horizon_raises_snapshot_expired(local: Place, con: Du
     assert numbers(con, "events") == [2]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_filter_uses_the_time_zone_of_the_connection_as_where_does(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, sort_by=["happened"])
@@ -267,6 +271,7 @@ def test_a_filter_uses_the_time_zone_of_the_connection_as_where_does(local: Plac
 # ------------------------------------------------------------------------------------------ tables that change
 
 
+@pytest.mark.sampled(days=3)
 def test_the_macro_has_a_new_column_at_once_and_the_view_later(place: Place, con: DuckDBPyConnection) -> None:
     table = created(place)
     attach(con, place.uri, "events", storage_options=place.storage_options)
@@ -330,6 +335,7 @@ def test_partition_columns_of_older_parts_need_the_time_zone_utc(local: Place, c
     assert rows(con, "SELECT d FROM events") == [("2026-11-20",)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_temporary_view_is_refreshed_by_a_call(local: Place, tmp_path: Path) -> None:
     table = created(local)

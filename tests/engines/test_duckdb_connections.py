@@ -99,6 +99,7 @@ def test_a_column_that_is_added_during_attach_is_not_a_conflict(
     assert set(con.sql("FROM events").columns) >= {"n", "later", "latest"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_columns_and_parameters_may_have_any_name(local: Place, con: DuckDBPyConnection) -> None:
     table = created(local, partition_by=['"as_of" % 2 AS "we ""ird"', '"as_of"', "n % 2 AS filename"])
@@ -122,6 +123,7 @@ def test_cursors_and_threads_share_attached_tables(local: Place, con: DuckDBPyCo
     assert list(results) == [[[1, 3]] * 10] * 4
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_an_attached_table_does_not_keep_its_connection_alive(local: Place, tmp_path: Path) -> None:
     table = by_days(local)
@@ -151,6 +153,7 @@ def test_attach_rejects_missing_tables(local: Place, con: DuckDBPyConnection) ->
 # ------------------------------------------------------------------------------------------ secrets
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_each_table_has_a_secret_until_it_is_detached(s3: Place, keys: RotatingKeys, con: DuckDBPyConnection) -> None:
     keys.expires_in = timedelta(hours=1)
@@ -209,6 +212,7 @@ def test_keys_that_expire_early_fail_one_statement(s3: Place, keys: RotatingKeys
     assert numbers(con, "events") == [1, 2]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_pruning_reduces_requests(s3: Place, con: DuckDBPyConnection) -> None:
     table = created(s3, partition_by=["n % 8 AS bucket"])
@@ -224,6 +228,7 @@ def test_pruning_reduces_requests(s3: Place, con: DuckDBPyConnection) -> None:
     assert requests("events WHERE bucket = 3") == one
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_denied_access_raises_when_the_query_is_bound(s3: Place, keys: RotatingKeys, con: DuckDBPyConnection) -> None:
     keys.expires_in = timedelta(hours=1)

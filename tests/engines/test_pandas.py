@@ -28,6 +28,7 @@ def test_a_frame_has_the_rows_and_types_of_a_query(place: Place) -> None:
     assert rows_by("n", pa.Table.from_pandas(frame, preserve_index=False)) == rows_by("n", expected)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_frame_at_a_time_of_changes_and_with_other_types(local: Place) -> None:
     table, before = by_hour(local)

@@ -141,6 +141,7 @@ def test_a_type_that_polars_lacks_is_rejected(local: Place) -> None:
         scan(table.snapshot())
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("path", ["p=07", "p=+7", "p=7/x=1", "x=1/p=7", "p=%37"])
 def test_paths_of_other_programs_have_the_values_of_a_query(local: Place, path: str) -> None:
     table = Table.create(local.uri, partition_by=["n AS p"])

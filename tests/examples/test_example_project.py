@@ -72,6 +72,7 @@ def generate(monkeypatch: pytest.MonkeyPatch):
     return generate
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_generated_events_depend_only_on_seed_and_day(generate, tmp_path: Path) -> None:
     lines = generate(tmp_path / "one", DAYS, scale=0.3)
@@ -87,6 +88,7 @@ def test_generated_events_depend_only_on_seed_and_day(generate, tmp_path: Path) 
     assert not set(files_of(tmp_path / "other").values()) & set(files_of(tmp_path / "one").values())
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_generated_events_are_skewed_late_and_partly_invalid(generate, tmp_path: Path) -> None:
     from examples.run_web_analytics.expected import count_inbox
@@ -107,6 +109,7 @@ def test_generated_events_are_skewed_late_and_partly_invalid(generate, tmp_path:
     assert sum(s.page_views for s in sessions) == sum(e.kind == "page_view" for e in counted.events)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_trace_of_a_user_in_parts_or_log_is_detected(tmp_path: Path) -> None:
     from examples.run_web_analytics import checks

@@ -87,6 +87,7 @@ def test_programs_to_copy_import_only_the_library() -> None:
         assert imported <= {*sys.stdlib_module_names, *(["icedb"] if path in programs else [])}, path
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_wrong_number_fails_the_example(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["replacing"])
@@ -111,6 +112,7 @@ def test_the_tables_stay_in_the_folder_of_the_argument(
     assert "examples.replacing: TableExists: " in capfd.readouterr().out
 
 
+@pytest.mark.sampled(days=3)
 def test_every_notebook_is_run() -> None:
     execution = pytest.importorskip("examples.notebooks.execution")
     assert [path.stem for path in execution.NOTEBOOKS] == NOTEBOOKS

@@ -260,6 +260,7 @@ def test_recent_quarantined_rows_are_counted(table: icedb.Table, clock: ManualCl
     assert metadata(old) == {"recent rows": 0, "total rows": 5, "window": "1 h", "quarantine": aside.uri}
 
 
+@pytest.mark.sampled(days=3)
 def test_a_merge_of_the_quarantine_hides_no_rows(table: icedb.Table, clock: ManualClock, clocked: ClockedStore) -> None:
     insert(table, clock)
     misfits(table, clock, "x", "y")
@@ -494,12 +495,14 @@ def test_assets_of_every_kind_are_checked_by_a_job_of_the_table(lake: IceDBResou
     assert (schedule.cron_schedule, schedule.default_status) == ("23 * * * *", dg.DefaultScheduleStatus.STOPPED)
 
 
+@pytest.mark.sampled(days=3)
 def test_checks_of_a_missing_table_fail(lake: IceDBResource) -> None:
     results = run_job(checked(lake), "events_checks")
     assert set(results) == {"objects", "small_parts", "log_depth", "quarantine"}
     assert all(not e.passed and "there is no table" in (e.description or "") for e in results.values())
 
 
+@pytest.mark.sampled(days=3)
 def test_a_materialization_runs_the_checks_of_its_rows_and_a_job_runs_any(lake: IceDBResource) -> None:
     key = dg.AssetKey("events")
     run = {"asset_selection": [key], "partition_key": "a"}

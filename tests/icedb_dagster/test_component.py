@@ -258,6 +258,7 @@ def resources(attributes: str) -> dg.Definitions:
     return made.build_defs(dg.ComponentTree.for_test().load_context)
 
 
+@pytest.mark.sampled(days=3)
 def test_the_resources_in_yaml_open_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
     monkeypatch.setenv("LAKE_FSYNC", "false")

@@ -156,6 +156,7 @@ def observed(instance: dg.DagsterInstance, table: icedb.Table) -> str:
     return version
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("operation", [*CHANGES, *LAYOUT])
 def test_each_operation_keeps_or_changes_the_version(table: icedb.Table, clock: ManualClock, operation: str) -> None:
     with dg.DagsterInstance.ephemeral() as instance:

@@ -182,6 +182,7 @@ def test_an_input_has_the_columns_and_rows_of_its_metadata(run: AssetRun) -> Non
     assert received == []
 
 
+@pytest.mark.sampled(days=3)
 def test_an_input_can_be_read_at_an_earlier_time(run: AssetRun) -> None:
     run(returning(run.name, ONE))
     before = run.table().snapshot()
@@ -209,6 +210,7 @@ def test_overwrite_is_the_default_and_one_commit(run: AssetRun) -> None:
     assert len(log_files(run.table()) - before) == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_an_asset_may_write_its_own_table(run: AssetRun) -> None:
     with pytest.raises(TableNotFound):
         run(returning(run.name, None))
@@ -336,6 +338,7 @@ def test_invalid_outputs_are_rejected_before_a_table_is_created(
     assert not Path(lake.uri("bad")).exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("key", ["mode", "icedb/mode"])
 def test_an_asset_or_one_output_chooses_the_mode(run: AssetRun, key: str) -> None:
     @dg.asset(metadata={key: "append"})
@@ -381,6 +384,7 @@ def test_invalid_uses_of_the_io_manager_are_rejected(run: AssetRun) -> None:
     assert not Path(run.lake.root).exists()
 
 
+@pytest.mark.sampled(days=3)
 def test_conflicts_are_rejected_or_quarantined(run: AssetRun) -> None:
     run(returning(run.name, ONE))
     before = run.table().snapshot().id
@@ -529,6 +533,7 @@ def test_a_downstream_partition_reads_its_mapped_partitions(run: AssetRun) -> No
     }
 
 
+@pytest.mark.sampled(days=3)
 def test_an_unpartitioned_asset_reads_all_rows_of_a_partitioned_one(run: AssetRun) -> None:
     """Also late rows, rows without a partition, and rows of a window that has not ended."""
     days = ["2024-02-29", "2024-03-02", "2024-04-10", None]
@@ -653,6 +658,7 @@ def test_an_unresolved_partition_overwrites_nothing(run: AssetRun) -> None:
     refused("the run has no partition", {"partition_expr": "shop"})
 
 
+@pytest.mark.sampled(days=3)
 def test_an_ambiguous_hour_accepts_only_appends(run: AssetRun) -> None:
     wall = of_keys(hour=lambda key: datetime.fromisoformat("2024-10-27T02:00:00"))
     asset = stamped(run.name, HOURS, {"partition_expr": "hour"}, wall)
@@ -666,6 +672,7 @@ def test_an_ambiguous_hour_accepts_only_appends(run: AssetRun) -> None:
     assert len(run.rows()) == 2
 
 
+@pytest.mark.sampled(days=3)
 def test_a_table_may_have_finer_partitions(run: AssetRun) -> None:
     metadata = {
         "partition_expr": "strftime(ts, '%Y-%m-%d') AS day",
@@ -837,6 +844,7 @@ def test_spark_frames_are_inputs_and_outputs(environment: dict[str, str], lake: 
     assert lake.table("spark_copies").schema() == {"day": "DATE", "version": "INTEGER"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("nothing", [[], pa.table({}), pd.DataFrame()], ids=["list", "Table", "DataFrame"])
 def test_the_first_partition_may_be_empty(run: AssetRun, nothing: Any) -> None:
     metadata = {"partition_expr": "day", "sort_by": ["n"]}
@@ -845,6 +853,7 @@ def test_the_first_partition_may_be_empty(run: AssetRun, nothing: Any) -> None:
     assert run.table().snapshot().parts == ()
 
 
+@pytest.mark.sampled(days=3)
 def test_another_table_s_empty_batch_clears_nothing(run: AssetRun) -> None:
     run(returning(run.name, ONE))
     other = run.lake.table_or_create(f"{run.name}_other")

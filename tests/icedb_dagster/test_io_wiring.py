@@ -48,6 +48,7 @@ BY_DAY = {"partition_expr": "CAST(ts AS DATE) AS day"}
 # ------------------------------------------------------------------------------------------ the lake
 
 
+@pytest.mark.sampled(days=3)
 def test_one_object_locates_the_tables(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
     io_manager = IceDBIOManager(root=lake.root, storage_options={"fsync": "false"})
     dg.Definitions(assets=[returning(name, ONE)], resources={"io_manager": io_manager})
@@ -73,6 +74,7 @@ def test_wrong_wiring_is_an_error_at_once(fields: dict[str, Any], message: str) 
     assert "hidden" not in str(error.value)
 
 
+@pytest.mark.sampled(days=3)
 def test_the_root_may_come_from_the_launchpad(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
     at_launch = IceDBResource.configure_at_launch()
     job = dg.Definitions(
@@ -106,6 +108,7 @@ def test_inner_ops_of_a_graph_asset_need_no_table(run: AssetRun) -> None:
     assert run.rows() == [(1,), (2,), (4,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_ops_pass_values_under_the_io_manager(run: AssetRun) -> None:
     received = []
 
@@ -158,6 +161,7 @@ def test_an_optional_input_of_the_first_run_is_none(run: AssetRun) -> None:
 # ------------------------------------------------------------------------------------------ empty and dropped
 
 
+@pytest.mark.sampled(days=3)
 def test_an_empty_partition_is_cleared_and_an_empty_table_is_an_error(run: AssetRun) -> None:
     full = events(run.name, 3, BY_DAY)
     for day in ("2024-03-01", "2024-03-02"):
@@ -241,6 +245,7 @@ def test_a_raw_timestamp_makes_no_partition_of_each_row(run: AssetRun) -> None:
     assert len(run.rows()) == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_partitions_max_limits_every_output(run: AssetRun, mode: str) -> None:
     table = pa.table({"n": list(range(20))})

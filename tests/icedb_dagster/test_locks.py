@@ -79,6 +79,7 @@ def test_every_exclusive_job_holds_the_only_slot_of_its_pool(
     assert (after.slot_count, after.claimed_slots, after.pending_steps) == (1, [], [])
 
 
+@pytest.mark.sampled(days=3)
 def test_a_pool_that_many_runs_create_concurrently_has_the_limit_one(instance: dg.DagsterInstance, name: str) -> None:
     runs, errors = 8, []
 

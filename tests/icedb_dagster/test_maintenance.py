@@ -216,6 +216,7 @@ def test_jobs_with_the_claim_alone_need_no_pool(lake: IceDBResource, name: str) 
     assert [(node.name, node.definition.pool) for node in job.nodes] == [(f"{name}_merge_oldest_work", None)]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_instance_without_pools_works_under_the_claim(
     lake: IceDBResource, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +228,7 @@ def test_an_instance_without_pools_works_under_the_claim(
     assert f"'{icedb_pool(name)}' is no lock" in capfd.readouterr().err
 
 
+@pytest.mark.sampled(days=3)
 def test_an_empty_table_stays_empty_and_a_missing_one_is_an_error(jobs: TableJobs) -> None:
     with pytest.raises(TableNotFound):
         jobs.run("merge_oldest")
@@ -272,6 +274,7 @@ def test_invalid_configurations_are_rejected_and_change_nothing(
 # ------------------------------------------------------------------------------------------ merges
 
 
+@pytest.mark.sampled(days=3)
 def test_a_merge_reports_the_state_of_the_table(jobs: TableJobs) -> None:
     table = jobs.dated(DAY, DAY, "2024-01-02")
     result = jobs.run("merge_newest")
@@ -323,6 +326,7 @@ def test_a_long_merge_yields_after_a_minute(
     check_sound(lake.store)
 
 
+@pytest.mark.sampled(days=3)
 def test_merge_newest_runs_first(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
     for other in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])):
         instance.report_run_canceled(other)
@@ -398,6 +402,7 @@ def test_a_partition_that_holds_a_month_expires_with_its_last_day(jobs: TableJob
         TimeToLive("d", keep_days=30, period="fortnight")  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(days=3)
 def test_time_to_live_counts_from_today(jobs: TableJobs) -> None:
     today = datetime.now(UTC).date()
     recent = [(today - timedelta(days=n)).isoformat() for n in (29, 0)]
@@ -485,6 +490,7 @@ def test_merge_log_changes_no_part(jobs: TableJobs) -> None:
     assert "| log files that readers open |" in jobs.metadata()["merge_log"]
 
 
+@pytest.mark.sampled(days=3)
 def test_delete_repeats_until_no_row_is_left(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     table = jobs.lake.table_or_create(jobs.name, partition_by=["d"])
     table.insert(pa.table({"d": ["a", "a", "b"], "user": [7, 8, 7]}))
@@ -517,6 +523,7 @@ def test_delete_repeats_until_no_row_is_left(jobs: TableJobs, monkeypatch: pytes
         jobs.run("restore", as_of=str(then_ms))
 
 
+@pytest.mark.sampled(days=3)
 def test_a_partition_is_rewritten_by_a_query(jobs: TableJobs) -> None:
     jobs.dated("a", "a", "b")
     jobs.run("rewrite", partition="d=a", query="SELECT DISTINCT d, n + 1 AS n FROM _rows")

@@ -93,6 +93,7 @@ def test_the_column_schema_marks_required_and_partition_columns(tmp_path: Path) 
     ]
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_of_a_partition_are_counted_from_the_log_or_unknown(table: icedb.Table) -> None:
     table.insert([{"n": n, "day": "monday" if n % 3 else "tuesday"} for n in range(6)])
     assert shown(table.snapshot(), partitions="day = 'monday'")["dagster/partition_row_count"] == 4
@@ -112,6 +113,7 @@ def test_the_preview_of_an_empty_table_is_empty(table: icedb.Table) -> None:
     assert values["dagster/row_count"] == 0
 
 
+@pytest.mark.sampled(days=3)
 def test_a_preview_shows_some_of_the_newest_rows(table: icedb.Table) -> None:
     table.insert([{"n": n, "day": "monday"} for n in range(100)])
     table.insert([{"n": n, "day": day} for day in ("sunday", "monday") for n in range(200, 210)])
@@ -148,6 +150,7 @@ def test_a_preview_escapes_and_shortens_values(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.sampled(days=3)
 def test_a_preview_of_many_columns_counts_the_omitted_ones(tmp_path: Path) -> None:
     table = icedb.Table.create(tmp_path / "t")
     table.insert([{f"column_{n:02}": n for n in range(PREVIEW_COLUMNS_MAX + 5)}])
@@ -236,6 +239,7 @@ def test_the_chart_and_its_text_count_the_parts_to_merge(sizes: dict[str, list[i
     assert (FINE in colours(png)) == (len(part_sizes.to_merge) < len(part_sizes.parts))
 
 
+@pytest.mark.sampled(days=3)
 def test_partition_names_are_escaped_in_the_chart() -> None:
     part_sizes = PartSizes.of(parts({"d=$x$]|<i>\n" + "long" * 50: [10, 20], "d=\u65e5\u672c": [10, 20], "e": [0, 0]}))
     assert "\n" not in markdown_picture(part_sizes)
@@ -268,6 +272,7 @@ def test_an_external_table_has_kinds_owners_and_an_address() -> None:
     assert (node.is_external, node.kinds, node.owners, node.group_name) == (True, spec.kinds, spec.owners, "raw")
 
 
+@pytest.mark.sampled(days=3)
 def test_a_table_spec_defines_a_materialized_asset(run: AssetRun) -> None:
     spec = table_spec(run.name, partition_by=["n % 2 AS odd"], sort_by=["n"], owners=["team:data"])
 

@@ -87,6 +87,7 @@ SPRING = ["2024-03-31-01:00", "2024-03-31-03:00"]
 AUTUMN = ["2024-10-27-01:00", "2024-10-27-02:00", "2024-10-27-02:00+0100", "2024-10-27-03:00"]
 
 
+@pytest.mark.sampled(days=3)
 def test_hours_of_a_clock_change_are_distinct_instants() -> None:
     assert set(SPRING + AUTUMN) <= set(HOURS.get_partition_keys())
     hours = [datetime(2024, month, day, hour, tzinfo=UTC) for month, day in ((3, 31), (10, 27)) for hour in range(4)]
@@ -145,6 +146,7 @@ def test_an_unknown_partition_column_is_rejected() -> None:
     assert select(DAYS, ["2024-07-01"]).predicate({"C": "DATE"}).startswith('"C" >= ')
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("definition", "keys", "expression", "type_"),
     [
@@ -167,7 +169,7 @@ def test_larger_table_partitions_are_rejected(definition: Any, keys: list[str], 
 IN_BERLIN = "ts AT TIME ZONE 'Europe/Berlin'"
 
 
-@pytest.mark.sampled(cases=4)
+@pytest.mark.sampled(cases=4, days=3)
 @pytest.mark.parametrize(
     ("definition", "expression", "type_"),
     [

@@ -95,6 +95,7 @@ def test_a_field_of_a_wrong_type_is_named_without_its_value(resource: Any, field
     assert refused.value.__suppress_context__
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_secrets_come_from_the_environment_and_stay_out_of_the_event_log(
     instance: dg.DagsterInstance, s3: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def secrets_of(s3: Any) -> tuple[str, str]:
     return s3.storage_options["AWS_ACCESS_KEY_ID"], s3.storage_options["AWS_SECRET_ACCESS_KEY"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_an_s3_resource_provides_endpoint_region_and_keys(
     instance: dg.DagsterInstance, s3: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: Any

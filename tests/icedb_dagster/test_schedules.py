@@ -67,6 +67,7 @@ def test_a_tick_without_work_starts_no_run(
     assert table.snapshot().id == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("verb", ["merge_newest", "merge_log", "ttl"])
 def test_a_tick_with_work_starts_a_run(instance: dg.DagsterInstance, lake: IceDBResource, name: str, verb: str) -> None:
     old = (TODAY - timedelta(days=60)).isoformat()

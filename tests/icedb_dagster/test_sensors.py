@@ -126,6 +126,7 @@ def requested(result: dg.SensorResult) -> list[str]:
 # ------------------------------------------------------------------------------------------ due work
 
 
+@pytest.mark.sampled(days=3)
 def test_due_work_is_requested_with_its_reason(scene: SensorScene) -> None:
     table = scene.table(5)
     daemon = scene.maintenance(MaintenanceSensor(LOW))
@@ -193,6 +194,7 @@ def test_a_requested_merge_uses_the_part_size_of_the_thresholds(scene: SensorSce
     }
 
 
+@pytest.mark.sampled(days=3)
 def test_nothing_is_requested_below_half_of_the_thresholds(scene: SensorScene) -> None:
     scene.table(31)
     daemon = scene.maintenance(MaintenanceSensor()).begin()
@@ -345,6 +347,7 @@ def test_a_run_that_never_started_does_not_block_the_sensor(scene: SensorScene) 
     assert requested(daemon.tick()) == [f"{scene.name}_merge_newest"]
 
 
+@pytest.mark.sampled(days=3)
 def test_unfinished_work_waits_longer_each_time_up_to_an_hour(scene: SensorScene) -> None:
     scene.table(5)
     always_hot = Thresholds(hot_parts=4, log_files=1_000, hot_ms=1_000 * HOUR_MS)
@@ -363,6 +366,7 @@ def test_unfinished_work_waits_longer_each_time_up_to_an_hour(scene: SensorScene
     assert len(set(daemon.created)) == 9
 
 
+@pytest.mark.sampled(days=3)
 def test_new_work_is_requested_immediately_after_a_successful_run(scene: SensorScene) -> None:
     table = scene.table(5)
     daemon = scene.maintenance().begin()
@@ -444,6 +448,7 @@ def test_a_missing_table_is_no_error(scene: SensorScene, sensor: Any) -> None:
     assert "there is no table" not in daemon.skip_message
 
 
+@pytest.mark.sampled(days=3)
 def test_both_sensors_notice_a_table_that_was_deleted_or_recreated(scene: SensorScene) -> None:
     scene.table(5)
     daemons = [scene.maintenance(), scene.commits()]
@@ -631,6 +636,7 @@ def test_a_settle_time_above_half_the_grace_period_is_rejected(scene: SensorScen
         scene.commits(settle_s=1_801).tick()
 
 
+@pytest.mark.sampled(days=3)
 def test_commits_without_new_rows_are_not_reported(scene: SensorScene) -> None:
     table = scene.table()
     for p in "ab":
@@ -719,6 +725,7 @@ def test_a_late_commit_of_a_reported_millisecond_is_reported(scene: SensorScene)
     assert [t["icedb/first_part"] for t in reported] == [first.parts[0].key, late.parts[0].key]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("kind", ["materialization", "observation"])
 def test_a_tick_that_died_between_its_events_repeats_none(scene: SensorScene, kind: str) -> None:
     for dies_after in range(6):
@@ -789,6 +796,7 @@ def test_the_io_manager_s_commits_are_skipped(run: AssetRun) -> None:
     assert len(reported_commits(run.instance, run.name)) == 5
 
 
+@pytest.mark.sampled(days=3)
 def test_a_commit_of_an_earlier_attempt_is_not_reported_again(run: AssetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(run.instance, commits(run.name, settle_s=0), run.lake).begin()
     original, tries = icedb.Table.snapshot, []

@@ -72,6 +72,7 @@ def test_a_partition_reads_the_partitions_that_it_depends_on(run: AssetRun, visi
     assert event.metadata["icedb/rows_written"].value == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_a_window_of_days_is_a_pair_of_parameters(run: AssetRun, visits: dg.AssetsDefinition) -> None:
     """Each day counts the rows of two days, by a partition mapping and the time window of the run."""
     two_days = dg.AssetIn("visits", partition_mapping=dg.TimeWindowPartitionMapping(start_offset=-1))
@@ -92,6 +93,7 @@ def test_a_window_of_days_is_a_pair_of_parameters(run: AssetRun, visits: dg.Asse
     ]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_backfill_in_one_run_has_all_keys(run: AssetRun, visits: dg.AssetsDefinition) -> None:
     policy = dg.BackfillPolicy.single_run()
     query = (

@@ -33,6 +33,7 @@ def reading() -> PageReading:
     return read_as_the_page_says(OBJECTS, "", stored_ms=EXPECTED["stored_ms"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_objects_equal_those_of_the_script() -> None:
     story = ExampleTable()

@@ -103,6 +103,7 @@ def server() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.server_port}"
 
 
+@pytest.mark.sampled(days=3)
 def test_a_printed_address_is_opened(server: str, tmp_path: Path) -> None:
     do(sh(f"echo open {server}"), tmp_path)
     assert _Quiet.requested == ["/"]

@@ -92,6 +92,7 @@ def test_commands_of_a_page_run_unless_they_never_end(line: str, runs: bool, tmp
         assert "exit status" in done.stderr
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_a_command_with_a_pipe_runs_in_a_shell(tmp_path: Path) -> None:
     page = tmp_path / "page.md"

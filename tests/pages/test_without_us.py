@@ -105,6 +105,7 @@ def test_a_fault_in_the_sql_is_detected(fault: ReaderFault, tmp_path: Path) -> N
     assert is_found_out(SqlReader(macro.replace(fault.old, fault.new)), fault, tmp_path)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("fault", NODE_FAULTS, ids=lambda f: f"{f.world}: {f.old}")
 def test_a_fault_in_the_script_is_detected(fault: ReaderFault, javascript: NodeReader, tmp_path: Path) -> None:
     text = SCRIPT.read_text()
@@ -325,6 +326,7 @@ def test_both_readers_read_the_example_table(sql: SqlReader, javascript: NodeRea
         assert (result if result == "refused" else list(result)) == ("refused" if pinned else live)
 
 
+@pytest.mark.sampled(days=3)
 def test_every_answer_is_complete_during_merges_and_cleanup(sql: SqlReader, local: Place) -> None:
     table = Table.create(local.uri, partition_by=["k AS p"], sort_by=["n"])
     table.insert([{"k": "1", "n": n} for n in range(10)])
@@ -488,6 +490,7 @@ def test_denied_requests_of_the_command_print_no_secret(s3: Place) -> None:
         assert not any(o["AWS_SECRET_ACCESS_KEY"] in done.stderr for o in (options, wrong))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_prefixes_with_odd_characters_are_signed_and_listed(s3: Place) -> None:
     options = s3.storage_options
@@ -559,6 +562,7 @@ def test_long_listings_are_paged_and_503_is_retried(local: Place) -> None:
 # ------------------------------------------------------------------------------------------------ the pages
 
 
+@pytest.mark.sampled(days=3)
 def test_the_page_on_reading_shows_the_output() -> None:
     page = (ROOT / "docs/reading.md").read_text()
     section = page.partition("\n## Read without this library\n")[2].partition("\n## ")[0]

@@ -93,6 +93,7 @@ def test_only_appends_and_overwrites_add_rows(table: Table, clock: ManualClock, 
     assert numbers(table.changes(cursor)) == [10]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_large_table_is_returned_in_pieces_while_it_changes(table: Table, clock: ManualClock) -> None:
     for n in range(0, 12, 2):
@@ -119,6 +120,7 @@ def test_at_least_one_part_is_returned_regardless_of_its_size(table: Table) -> N
     assert len(table.changes(bytes_max=1).parts) == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_changes_between_two_times(table: Table, clock: ManualClock) -> None:
     times = []
     for n in range(3):

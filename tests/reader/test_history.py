@@ -50,6 +50,7 @@ OPERATIONS: dict[str, tuple[Callable[[Table, int], object], tuple[str, int, int 
 }  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_is_one_commit_of_the_history(table: Table, clock: ManualClock, name: str) -> None:
     table.insert(rows(0, 1))
@@ -147,6 +148,7 @@ def test_an_invalid_limit_or_time_is_rejected(table: Table) -> None:
         table.history(since=5)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_history_of_many_parts_is_that_of_few(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     table.insert(rows(0))
@@ -237,6 +239,7 @@ def test_a_diff_has_parts_rows_and_columns_of_each_partition(table: Table, clock
     assert table.diff(between, between).partitions == ()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_merged_rows_are_not_a_difference(table: Table, clock: ManualClock) -> None:
     for n in range(3):

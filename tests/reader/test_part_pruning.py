@@ -100,6 +100,7 @@ def test_a_duckdb_expression_is_a_predicate(events: Table) -> None:
     assert current.query("SELECT count(*) FROM t", where=where).fetchall() == [(5,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_invalid_predicate_is_rejected(events: Table) -> None:
     current = events.snapshot()
     for where, error in (
@@ -145,6 +146,7 @@ def test_the_current_time_is_evaluated_once(memory: Place) -> None:
     assert len(set(sql.split("'")[1::2])) == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parts_with_missing_or_invalid_statistics_are_kept(memory: Place) -> None:
     table = Table.create(memory.uri, sort_by=["n", "s"])
@@ -180,6 +182,7 @@ def test_a_later_column_is_null_in_older_parts(memory: Place) -> None:
     assert table.query("SELECT n FROM t", where="late = 5").fetchall() == [(2,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_row_with_an_explicit_partition_matches_by_its_values(memory: Place) -> None:
     table = Table.create(memory.uri, partition_by=["day", "n % 10 AS k"])
@@ -213,6 +216,7 @@ def test_parts_of_an_older_partitioning_are_pruned_by_their_columns(memory: Plac
     assert current.query("SELECT n FROM t ORDER BY n", where="tens = 2").fetchall() == [(23,), (24,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_predicate_over_final_is_applied_after_merging(memory: Place) -> None:
     table = Table.create(memory.uri, partition_by=["n % 2 AS odd"], sort_by=["n", "v"], merging=Dedup(by=("n",)))
@@ -250,6 +254,7 @@ def test_long_texts_have_short_bounds(memory: Place) -> None:
 PUSHED_DOWN = partial(pushed_down_predicate, table="t", columns=frozenset({"ts", "h", "v", "kind"}))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("sql", "parts"),
     [
@@ -375,6 +380,7 @@ def test_a_pruned_query_has_the_result_over_all_parts_in_many_examples(sql: str,
     check_same_result(events, sql)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_pruned_parts_are_not_fetched(s3: Place) -> None:
     table = Table.create(s3.uri, sort_by=["n"], storage_options=s3.storage_options)

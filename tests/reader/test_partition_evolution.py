@@ -94,6 +94,7 @@ def test_an_overwrite_of_partitions_rejects_parts_of_an_older_partitioning(table
     assert table.query("SELECT count(*) FROM t").fetchone() == (10 - 4 + 1,)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_drop_reports_the_parts_that_it_could_not_decide(table: Table) -> None:
     report = table.drop_partitions("month < '2026-03'", dry_run=True)
     assert (report.rows, len(report.older_parts)) == (4, 6)

@@ -151,6 +151,7 @@ def test_fields_that_differ_only_in_case_are_rejected(local: Place) -> None:
         Table.create(local.uri).insert(pa.table({"x": column}))
 
 
+@pytest.mark.sampled(days=3)
 def test_a_writer_with_an_older_spec_follows_a_stricter_one(place: Place) -> None:
     table = Table.create(place.uri, schema={"a": "BIGINT"}, storage_options=place.storage_options)
     stale = Table.open(place.uri, storage_options=place.storage_options)

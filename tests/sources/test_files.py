@@ -101,7 +101,7 @@ def test_paths_may_be_path_objects_and_file_addresses(here: SourceFiles) -> None
     assert here.read(f"file://{path.replace(' ', '%20')}").column == [1]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_the_folders_of_the_paths_are_columns(folder: SourceFiles) -> None:
     name = "d=2026-01-0{}/u={}/s=a%2Fb/n={}/x"
     for kind, write in WRITERS.items():
@@ -179,6 +179,7 @@ def test_denied_access_and_an_unreachable_store_raise(s3: Any) -> None:
         read(path, location=unreachable)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_table_in_a_folder_reads_a_bucket_with_the_credentials_of_the_environment(
     s3: Any, local: Any, monkeypatch: pytest.MonkeyPatch
@@ -193,6 +194,7 @@ def test_a_table_in_a_folder_reads_a_bucket_with_the_credentials_of_the_environm
 # ------------------------------------------------------------------------------------------ Parquet
 
 
+@pytest.mark.sampled(days=3)
 def test_parquet_keeps_its_types(folder: SourceFiles) -> None:
     sql = (
         "SELECT 1::INTEGER i, 2::UBIGINT u, 1.5::DECIMAL(9,2) d, '\\xFF'::BLOB b, TIME '01:02:03' t, "
@@ -216,6 +218,7 @@ def test_uuids_and_json_of_parquet_keep_their_types(here: SourceFiles) -> None:
     assert batch.rows == duckdb.sql(f"FROM '{path}'").fetchall()
 
 
+@pytest.mark.sampled(days=3)
 def test_files_with_two_types_of_a_column_conflict_or_become_json(folder: SourceFiles) -> None:
     one = folder.parquet("1.parquet", "SELECT 1::BIGINT a, 1 b")
     two = folder.parquet("2.parquet", "SELECT 'x' a, 2 b")
@@ -247,6 +250,7 @@ def test_columns_without_values_have_no_type(here: SourceFiles) -> None:
     assert batch.rows == [(None, None), (None, None), ("x", 1)]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_invalid_parquet_file_is_named(folder: SourceFiles) -> None:
     whole = folder.parquet("ok.parquet", "SELECT range a, uuid() u FROM range(5000)")
     folder.refuses([whole, folder.put("a.parquet", "garbage")], InvalidBatch, r"a\.parquet.*Correct or leave out")
@@ -270,6 +274,7 @@ def test_a_damaged_parquet_file_is_named_while_it_is_read(here: SourceFiles) -> 
 # ------------------------------------------------------------------------------------------ JSON lines
 
 
+@pytest.mark.sampled(days=3)
 def test_json_texts_are_unchanged_and_numbers_exact(folder: SourceFiles) -> None:
     lines = [
         '{"d": "2026-01-01", "u": "00000000-0000-0000-0000-00000000000A", "i": 1, "f": 1, "n": {"a": 1}, "l": [1, 2.5]}'
@@ -316,6 +321,7 @@ def test_a_json_number_gets_the_exact_type_of_the_table(here: SourceFiles, numbe
     assert batch.column == [value]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "number", ["0.10000000000000001", "1.7976931348623157e308", "123456789.123456", "1e22", "-0.0"]
 )
@@ -325,6 +331,7 @@ def test_a_number_that_a_double_prints_is_a_double(here: SourceFiles, number: st
     assert str(batch.column[0]) == str(float(number))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "number", ["1e400", "1e-400", "12345678901234567890.5", "9007199254740993.0", "0.123456789012345678"]
 )
@@ -340,6 +347,7 @@ def test_an_integer_beyond_64_bits_is_rejected_with_its_line(here: SourceFiles) 
     here.refuses(path, InvalidBatch, r"line 2 of .* \(empty lines not counted\).*DECIMAL\(38,0\)")
 
 
+@pytest.mark.sampled(days=3)
 def test_json_values_of_several_types_conflict_or_become_json(folder: SourceFiles) -> None:
     one, two = folder.put("1.jsonl", '{"a": 1}\n'), folder.put("2.jsonl", '{"b": 1}\n{"a": "x"}\n')
     folder.refuses([one, two], SchemaConflict, r"BIGINT, and VARCHAR in line 2 of '.*2\.jsonl'")
@@ -382,6 +390,7 @@ def test_json_that_is_nested_too_deep_is_rejected(here: SourceFiles) -> None:
     here.refuses(path, InvalidBatch, "not valid JSON that can be read exactly|nested too deep")
 
 
+@pytest.mark.sampled(days=3)
 def test_an_empty_json_file_has_no_rows(folder: SourceFiles) -> None:
     assert folder.read(folder.put("a.jsonl", "")).rows == []
     assert folder.read(folder.put("b.jsonl", "\n \n")).rows == []
@@ -418,6 +427,7 @@ def test_csv_columns_of_the_table_stay_text(here: SourceFiles) -> None:
     assert batch.parsed == {"a"}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_that_of_the_first_line(here: SourceFiles, delimiter: str) -> None:
     text = f'﻿a{delimiter}"b{delimiter} c"\r\n1{delimiter}x\r\n'
@@ -495,6 +505,7 @@ def test_parquet_nanoseconds_of_a_zone_are_never_truncated(folder: SourceFiles, 
     folder.refuses(put("b.parquet", 7001), InvalidBatch, "column 'a' of '.*b.parquet' holds zoned times in nanos")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parquet_names_that_differ_in_case_are_one_column(here: SourceFiles) -> None:
     one = here.parquet("a.parquet", "SELECT 1::BIGINT AS a")
@@ -508,6 +519,7 @@ def test_parquet_names_that_differ_in_case_are_one_column(here: SourceFiles) -> 
     assert (mixed.mixed, mixed.column) == ({"a"}, ["1", "2.5"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_json_lines_may_begin_with_a_byte_order_mark(folder: SourceFiles, name: str) -> None:
     body = '\ufeff{"a": 1, "b": "x,\\"y"}\r\n{"a": 2}\n'.encode()

@@ -198,6 +198,7 @@ def test_a_stream_keeps_its_partitions_after_a_new_partitioning(table: Table) ->
         driver.partitions({"logOffset": 3}, end)
 
 
+@pytest.mark.sampled(days=3)
 def test_the_changes_since_a_time_as_a_frame(spark: Any, table: Table) -> None:
     times = []
     for n in range(4):

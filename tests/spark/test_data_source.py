@@ -188,6 +188,7 @@ def test_duckdb_and_spark_read_back_values_of_every_type(spark: SparkSession, cr
     assert rows_read == [{name: row[name] for name in others} for row in (FULL, NULLS)]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_session_timezone_changes_no_instant(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["strftime(moment, '%Y-%m-%d') AS d"])
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -221,6 +222,7 @@ def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) 
     assert target.log_files() == before
 
 
+@pytest.mark.sampled(days=3)
 def test_an_append_may_add_a_column_and_omit_one(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["n"])
     target.write(numbers(spark, 1))
@@ -274,12 +276,14 @@ def test_unsupported_columns_are_rejected(spark: SparkSession, create: Create, q
     assert target.log_files() == target.objects() == []
 
 
+@pytest.mark.sampled(days=3)
 def test_a_task_respects_its_memory_limit(spark: SparkSession, create: Create) -> None:
     target = create(sort_by=["n"])
     target.write(numbers(spark, 3, 1, 2), memory_bytes=str(64 * 1024 * 1024))
     assert [n for n, _ in target.rows()] == [1, 2, 3]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_path_is_required_and_must_be_of_a_table(spark: SparkSession, tmp_path: Path) -> None:
     frame = numbers(spark, 1)
     with pytest.raises(PySparkException, match=r"InvalidOption.*the option path is missing"):
@@ -330,6 +334,7 @@ def test_overwrite_replaces_all_rows_in_one_commit(spark: SparkSession, create_s
     assert target.rows("n", as_of=older.as_of_ms) == [(1,), (2,), (3,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_dynamic_session_setting_does_not_truncate_the_table(spark: SparkSession, create: Create) -> None:
     target = create(partition_by=["label"])
     target.write(numbers(spark, 1, label="'kept'"))
@@ -449,6 +454,7 @@ def test_read_with_as_of_and_where(spark: SparkSession, shared_place: Any) -> No
     assert read(as_of=then_ms, where="parity = 0") == [(2, 0)]
 
 
+@pytest.mark.sampled(days=3)
 def test_read_widens_unsigned_integers(spark: SparkSession, create: Create) -> None:
     target = create()
     columns = {"a": pa.uint8(), "b": pa.uint16(), "c": pa.uint32(), "d": pa.uint64()}

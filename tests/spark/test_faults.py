@@ -192,6 +192,7 @@ def test_a_job_succeeds_after_one_lost_response(scene: SparkScene) -> None:
 BATCH = pa.record_batch({"n": range(10), "label": [f"é{n}" for n in range(10)]})
 
 
+@pytest.mark.sampled(days=3)
 def test_an_abort_after_a_commit_deletes_nothing(scene: SparkScene) -> None:
     writer = open_writer(from_arrow_schema(BATCH.schema), scene.place, overwrite=False)
     messages = [writer.write(iter([BATCH])), writer.write(iter([]))]
@@ -261,6 +262,7 @@ def test_invalid_options_are_one_line(scene: SparkScene, wrong: dict[str, str], 
     assert (log_keys(scene.table), part_keys(scene.table)) == before
 
 
+@pytest.mark.sampled(days=3)
 def test_a_column_of_another_type_is_reported_in_the_first_line(
     driver: SharedDriver, s3: Any, place: dict[str, str]
 ) -> None:

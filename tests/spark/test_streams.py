@@ -295,6 +295,7 @@ class LocalBatch:
         self.writer.abort(self.messages, self.number)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_batch_without_rows_is_no_commit(scene: SparkScene) -> None:
     before = log_keys(scene.table)
     LocalBatch(scene.place, range(0), 0).commit()
@@ -303,6 +304,7 @@ def test_a_batch_without_rows_is_no_commit(scene: SparkScene) -> None:
     assert rows(scene.table) == list(range(10))
 
 
+@pytest.mark.sampled(days=3)
 def test_a_batch_adds_columns_and_is_committed_once(scene: SparkScene) -> None:
     LocalBatch(scene.place, range(10), 0).commit()
     for _ in range(2):
@@ -344,6 +346,7 @@ def test_the_next_attempt_publishes_a_claimed_batch(scene: SparkScene) -> None:
     scene.check(range(10), has_orphans=False)
 
 
+@pytest.mark.sampled(days=3)
 def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(scene: SparkScene) -> None:
     failed = LocalBatch(scene.place, range(10), 0)
     failed.messages[1] = None
@@ -352,6 +355,7 @@ def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(scene: Spa
     assert rows(scene.table) == []
 
 
+@pytest.mark.sampled(days=3)
 def test_a_batch_without_a_stream_is_not_committed(scene: SparkScene) -> None:
     nameless = LocalBatch(scene.place, range(10), 0)
     nameless.messages = [replace(m, stream=None) for m in nameless.messages]

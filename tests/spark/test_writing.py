@@ -194,7 +194,7 @@ def _split(select: str) -> list[str]:
     return parts
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize(
     ("expression", "select", "by_spark"),
     [
@@ -224,6 +224,7 @@ def test_spark_computes_known_partition_expressions(
     assert len(partitions(table)) > 1
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_with_a_partition_column_are_distributed_by_it(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["n // 1000 AS thousand"])
     frame = spark.range(0, 2_000, 1, 4).selectExpr("id AS n", "concat('thousand=', id % 4) AS `_partition`")
@@ -231,6 +232,7 @@ def test_rows_with_a_partition_column_are_distributed_by_it(spark: SparkSession,
     assert partitions(table) == {f"thousand={n}": 1 for n in range(4)}
 
 
+@pytest.mark.sampled(days=3)
 def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"])
     commit = icedb_spark.write(numbers(spark, 0), table.uri, distribution="partition")
@@ -238,6 +240,7 @@ def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) 
     assert table.snapshot().parts == ()
 
 
+@pytest.mark.sampled(days=3)
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 10_000), max_size=30), st.integers(1, 12))
 def test_ranges_are_contiguous_and_balanced(counts: dict[str, int], tasks: int) -> None:
     ranges = plan_ranges({k: float(v) for k, v in counts.items()}, tasks)
@@ -253,6 +256,7 @@ def test_ranges_are_contiguous_and_balanced(counts: dict[str, int], tasks: int) 
         assert rows / range_.tasks <= 2 * share
 
 
+@pytest.mark.sampled(days=3)
 def test_an_invalid_frame_is_rejected_before_the_shuffle(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 1, "p": 1}], partition_by=["p"])
     with pytest.raises(SchemaConflict, match="'p'"):
@@ -320,6 +324,7 @@ def test_only_named_partitions_are_emptied(spark: SparkSession, create: Create) 
     assert [p for p, *_ in content(table)] == [1, 3]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_dynamic_overwrite_without_rows_replaces_nothing(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 1, "p": 1}], partition_by=["p"])
     assert not icedb_spark.write(numbers(spark, 0), table.uri, overwrite="dynamic").committed
@@ -329,6 +334,7 @@ def test_a_dynamic_overwrite_without_rows_replaces_nothing(spark: SparkSession, 
     assert content(table) == [(1, 1, 1, 1)]
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_outside_the_named_partitions_are_rejected(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 1, "p": 1}], partition_by=["p"])
     with pytest.raises(InvalidBatch, match="outside the partitions to overwrite"):
@@ -407,6 +413,7 @@ def test_exclusive_arguments_are_rejected(
     assert table.snapshot().parts == ()
 
 
+@pytest.mark.sampled(days=3)
 def test_an_invalid_partition_value_is_reported(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["CAST(text AS INTEGER) AS p"])
     frame = spark.range(100).selectExpr("concat('x', id) AS text")
@@ -434,6 +441,7 @@ def test_a_view_created_during_a_job_is_reported_as_stale(spark: SparkSession, c
     assert table.query("SELECT count(*) FROM t").fetchall() == [(2,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_predicate_may_start_like_a_list(spark: SparkSession, create: Create) -> None:
     table = create([{"n": n, "p": n % 4} for n in range(40)], partition_by=["p"])
     frame = spark.createDataFrame([(100, 1)], "n long, p long")

@@ -13,6 +13,7 @@ from icedb.sql.connections import disk_full, is_disk_full
 SORT = "CREATE TABLE t AS SELECT hash(i) AS n, repeat(md5(i::VARCHAR), 8) AS s FROM range(500_000) r(i) ORDER BY n"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("can_spill", [True, False])
 def test_a_full_disk_is_distinguished_from_too_little_memory(tmp_path: Path, can_spill: bool) -> None:
     with duckdb.connect() as con:

@@ -62,6 +62,7 @@ def test_dedup_keeps_one_row_of_each_key(place: Any) -> None:
     check_sound(table.handle.store)
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_that_are_inserted_again_with_their_ids_are_kept_once(memory: Any) -> None:
     table = make(memory, row_id=True, merging=Dedup(by=("_row_id",)))
     table.insert([{"k": 1}, {"k": 1}])
@@ -120,6 +121,7 @@ def test_a_row_without_a_count_counts_as_one(memory: Any) -> None:
     assert rows_of(table, "t", "k, n") == [(1, 2)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("type_", ["BIGINT", "UTINYINT", "DECIMAL(4,1)"])
 def test_a_sum_beyond_its_column_raises_and_loses_nothing(memory: Any, type_: str) -> None:
     table = make(memory, merging=Aggregating(by=("k",), sum=("much",)))
@@ -149,6 +151,7 @@ def test_fractions_are_summed_in_the_precision_of_their_column(memory: Any) -> N
 # ------------------------------------------------------------------------------------------ final
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_final_equals_t_without_merging(place: Any) -> None:
     table = make(place, partition_by=("k % 2 AS odd",))
@@ -159,6 +162,7 @@ def test_final_equals_t_without_merging(place: Any) -> None:
     assert table.snapshot().to_arrow(["k"], where="odd = 1", final=True).to_pydict() == {"k": [1, 1]}
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_final_has_the_columns_of_t_in_any_query(memory: Any) -> None:
     table = make(memory, partition_by=("n // 10 AS tens",), merging=Dedup(by=("n",)))
@@ -207,6 +211,7 @@ def test_keys_are_unique_within_a_path_although_a_column_hides_it(memory: Any) -
     assert rows_of(table, "t") == expected
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("merging", "expected"),
@@ -229,6 +234,7 @@ def test_merges_and_final_agree_after_a_new_partitioning(memory: Any, merging: M
     assert rows_of(table, "t", "k, v, key") == rows_of(table, "final", "k, v, key") == expected
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_later_column_does_not_change_which_row_is_kept(memory: Any) -> None:
     table = make(memory, merging=Dedup(by=("k",)))

@@ -29,6 +29,7 @@ def test_an_expression_with_several_values_for_a_row_is_rejected(expression: str
     assert open_store(table.handle.location).list(table.handle.keys.data_prefix) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "expression",
     ["current_date AS d", "CURRENT_TIMESTAMP AS d", "localtimestamp AS d", "age(ts) AS d", "now() AS d",

@@ -88,6 +88,7 @@ def test_relation_methods_return_results(result: QueryResult) -> None:
     assert copy.copy(result).fetchone() == (0, "é0")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_result_is_read_completely_while_others_use_it(local: Place) -> None:
     table = Table.create(local.uri)
@@ -126,6 +127,7 @@ def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, s
     assert not Path("/tmp/icedb-not-there.csv").exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "sql",
     ["EXPLAIN FROM t", "EXPLAIN ANALYZE FROM t", "DESCRIBE t", "SUMMARIZE t", "PIVOT t ON n USING count(*)",
@@ -136,6 +138,7 @@ def test_a_statement_that_returns_rows_is_a_query(table: Table, sql: str) -> Non
     assert list(table.query(sql))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_column_has_its_type_if_one_part_or_several_are_read(local: Place) -> None:
     """Other programs may leave parts with another type than the table."""
@@ -156,6 +159,7 @@ def test_a_column_has_its_type_if_one_part_or_several_are_read(local: Place) -> 
         assert snapshot.query("SELECT typeof(v), v FROM t").fetchall() == one * 2
 
 
+@pytest.mark.sampled(days=3)
 def test_a_part_that_is_deleted_before_rows_are_read_raises_missing_part(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
     for _ in range(2):  # with two parts, none is opened before a fetch
@@ -169,6 +173,7 @@ def test_a_part_that_is_deleted_before_rows_are_read_raises_missing_part(shared_
         assert caught.value.__cause__ is None
 
 
+@pytest.mark.sampled(days=3)
 def test_a_part_that_cleanup_deleted_raises_snapshot_expired(shared_place: Place) -> None:
     table = Table.create(shared_place.uri, storage_options=shared_place.storage_options)
     for _ in range(2):

@@ -107,6 +107,7 @@ def written(sql: str, table: Table, folder: Path) -> str:
     return sql.format(folder=folder, file=file, part=part)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("sandbox", [False, True])
 @pytest.mark.parametrize("sql", WRITES)
 def test_no_query_does_more_than_read(table: Table, tmp_path: Path, sql: str, sandbox: bool) -> None:
@@ -145,6 +146,7 @@ def test_a_sandboxed_query_has_the_result_of_a_plain_query(place: Any, sql: str)
     assert table.query(sql, where="odd = 1", sandbox=True).fetchall() == [(1, "b")]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_connection_of_a_sandbox_opens_the_parts_alone(place: Any, tmp_path: Path) -> None:
     """The connection alone, without the check of the SQL, rejects also another object of the same table."""
     table = Table.create(place.uri, storage_options=place.storage_options)

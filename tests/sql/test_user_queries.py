@@ -134,6 +134,7 @@ def written(text: str) -> list[str]:
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("query", written(FINE))
 def test_the_generated_query_has_the_result_of_the_original(query: str, rows: duckdb.DuckDBPyConnection) -> None:
     checked = check(query)
@@ -187,6 +188,7 @@ V3 = """
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("query", written(V3))
 def test_the_table_functions_of_v3_become_the_relation(query: str, rows: duckdb.DuckDBPyConnection) -> None:
     assert rows.execute(check(query, v3=True).sql).fetchall() == [(3,)]
@@ -309,6 +311,7 @@ REFUSED = """
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("case", written(REFUSED))
 @pytest.mark.parametrize("v3", [False, True])
 def test_a_query_that_reads_more_than_its_rows_is_rejected(case: str, v3: bool) -> None:
@@ -374,6 +377,7 @@ def functions(condition: str) -> list[str]:
         return [str(name) for (name,) in names.fetchall()]
 
 
+@pytest.mark.sampled(days=3)
 def test_only_table_functions_of_their_arguments_are_accepted() -> None:
     names = functions("function_type IN ('table', 'table_macro')")
     assert set(names) > TABLE_FUNCTIONS
@@ -398,6 +402,7 @@ def accepted(names: list[str]) -> set[str]:
     return passed
 
 
+@pytest.mark.sampled(days=3)
 def test_only_volatile_functions_of_time_and_chance_are_accepted() -> None:
     names = functions("stability <> 'CONSISTENT' AND function_type = 'scalar'")
     assert accepted(names) == set(VOLATILE.split())
@@ -614,6 +619,7 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attacks_without_checks_trigger_the_canary(attack: str, tmp_path: Path) -> None:
     """The attacks are real: without check and sandbox they read, write and call."""

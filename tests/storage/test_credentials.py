@@ -44,6 +44,7 @@ def check_rotation(table: Table, keys: RotatingKeys) -> None:
     assert table.verify(deep=True).ok
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_function_is_called_for_the_current_credentials(s3: Place, keys: RotatingKeys) -> None:
     table = Table.create(s3.uri, storage_options=without_keys(s3), credential_provider=keys)
@@ -60,6 +61,7 @@ def test_a_boto3_session_is_called_for_the_current_credentials(s3: Place, keys: 
     check_rotation(table, keys)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_role_is_assumed_once_until_its_credentials_expire(s3_server: S3Server, s3: Place) -> None:
     role = f"role-{uuid.uuid4().hex[:8]}"
@@ -85,6 +87,7 @@ def test_a_role_is_assumed_once_until_its_credentials_expire(s3_server: S3Server
         Table.open(s3.uri, storage_options=without_keys(s3), credential_provider=lambda: wrong)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_merge_continues_with_keys_that_change_while_it_runs(
     s3: Place, keys: RotatingKeys, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +116,7 @@ def test_a_merge_continues_with_keys_that_change_while_it_runs(
     assert table.query("SELECT count(*) FROM t").fetchall() == [(6,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_the_log_in_another_store_is_reached_with_the_same_provider(s3: Place, keys: RotatingKeys) -> None:
     options = without_keys(s3)

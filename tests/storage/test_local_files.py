@@ -270,6 +270,7 @@ icedb.Table.open(sys.argv[1]).insert([{"email": "user7@example.com"}])
 """
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_the_staged_file_of_a_killed_put_is_swept_when_it_is_old(tmp_path: Path) -> None:
     """No listing has it, but it contains unencrypted rows."""

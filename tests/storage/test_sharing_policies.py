@@ -53,6 +53,7 @@ def options_of(server: Any, name: str, document: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.sampled(days=3)
 def test_a_reader_reads_that_table_and_changes_nothing(s3_server: Any, bucket: str) -> None:
     reader = options_of(s3_server, "reader", policy("reader", bucket))
     table = icedb.Table.open(f"s3://{bucket}/events", storage_options=reader)
@@ -72,6 +73,7 @@ def test_a_reader_reads_that_table_and_changes_nothing(s3_server: Any, bucket: s
         icedb.Table.open(f"s3://{bucket}/events_secret", storage_options=reader).snapshot()
 
 
+@pytest.mark.sampled(days=3)
 def test_an_appender_appends_and_deletes_nothing(s3_server: Any, bucket: str) -> None:
     appender = options_of(s3_server, "appender", policy("appender", bucket))
     table = icedb.Table.open(f"s3://{bucket}/events", storage_options=appender)

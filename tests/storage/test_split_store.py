@@ -107,6 +107,7 @@ def test_a_table_works_with_its_log_elsewhere(pair: StorePair) -> None:
     assert len(list(again.snapshot().files())) == len(again.handle.store.list(again.handle.keys.data_prefix)) == 3
 
 
+@pytest.mark.sampled(days=3)
 def test_the_spec_contains_the_address_of_the_log_and_no_secret(pair: StorePair) -> None:
     table = pair.create()
     body = table.handle.store.get(table.handle.keys.spec).body.decode()
@@ -120,6 +121,7 @@ def test_the_spec_of_a_table_with_one_store_names_no_log(local: Any) -> None:
     assert "log_uri" not in table.handle.store.get("_table.json").body.decode()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_task_on_another_machine_puts_parts_with_the_location_alone(pair: StorePair) -> None:
     table = pair.create()
     context = pickle.loads(pickle.dumps(table.handle.write_context()))

@@ -56,6 +56,7 @@ def test_a_created_object_is_read_back(store: ObjectStore) -> None:
     assert abs(info.stored_ms - listed.stored_ms) < 1_000
 
 
+@pytest.mark.sampled(days=3)
 def test_a_file_is_put_completely(store: ObjectStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x" * 6_000_000)  # more than one chunk of any client
@@ -72,6 +73,7 @@ def test_an_object_is_never_replaced(store: ObjectStore) -> None:
     assert store.get(key).body == b"first"
 
 
+@pytest.mark.sampled(days=3)
 def test_exactly_one_of_sixteen_concurrent_creators_wins(store: ObjectStore) -> None:
     key = _key(store, "_claims/epoch-1.json")
     barrier = threading.Barrier(16)
@@ -90,6 +92,7 @@ def test_exactly_one_of_sixteen_concurrent_creators_wins(store: ObjectStore) -> 
     assert store.get(key).body == str(won.index(True)).encode()
 
 
+@pytest.mark.sampled(days=3)
 def test_a_copy_has_the_content_and_a_time_of_its_own(store: ObjectStore) -> None:
     source, target = _key(store, "_data/d=1/a.parquet"), _key(store, "_data/d=2/b.parquet")
     store.create(source, b"x" * 3_000_000)
@@ -136,6 +139,7 @@ def test_a_listing_begins_after_a_key(store: ObjectStore) -> None:
     assert store.list(_key(store, "_log/"), after=keys[4]) == []
 
 
+@pytest.mark.sampled(days=3)
 def test_many_objects_are_read_at_once_and_missing_ones_are_omitted(store: ObjectStore) -> None:
     keys = [_key(store, f"_log/{n:03}") for n in range(40)]
     for key in keys[::2]:
@@ -168,7 +172,7 @@ def test_deleting_a_missing_object_succeeds(store: ObjectStore) -> None:
     assert store.list(_key(store, "_data/")) == []
 
 
-@pytest.mark.sampled(cases=3)
+@pytest.mark.sampled(cases=3, days=3)
 def test_more_than_a_thousand_objects_are_listed_and_deleted(store: ObjectStore) -> None:
     keys = [_key(store, f"_log/{n:05}") for n in range(1_101)]
     with ThreadPoolExecutor(8) as pool:
@@ -179,6 +183,7 @@ def test_more_than_a_thousand_objects_are_listed_and_deleted(store: ObjectStore)
     assert store.list(_key(store, "_log/")) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", ["a%2Fb", "50%", "with space", "grüße-日本", "a=b+c&d", "it's", "%E2%82%AC~"])
 def test_a_key_may_hold_any_character(store: ObjectStore, name: str) -> None:
     key = _key(store, f"_data/d={name}/x.parquet")

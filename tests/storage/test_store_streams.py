@@ -271,6 +271,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "RETRIES_MAX", 1)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_stream_continues_where_the_server_broke_off() -> None:
@@ -279,6 +280,7 @@ def test_a_stream_continues_where_the_server_broke_off() -> None:
     assert len(server.answers) > 2 + store_module.RETRIES_MAX  # more than one request and the client's own retries
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_stops_raises_unavailable_after_its_last_piece() -> None:
     with BreakingServer(BODY, lambda n: 0 if n else PIECE_BYTES + 100_000).running() as server:
@@ -314,6 +316,7 @@ def test_a_reader_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch
     assert len(server.answers) > 2
 
 
+@pytest.mark.sampled(days=3)
 def test_a_connection_is_used_for_one_stream_after_the_other() -> None:
     with BreakingServer(BODY, lambda _: None).running() as server:
 
@@ -328,6 +331,7 @@ def test_a_connection_is_used_for_one_stream_after_the_other() -> None:
     assert len(server.ports) < 10
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["closed", "dropped", "never begun"])
 def test_an_abandoned_stream_ends_its_request(how: str) -> None:

@@ -104,6 +104,7 @@ READS: dict[str, Callable[[ObjectStore, str, Path], Any]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("key", [*LINKS, *BELOW])
 def test_no_request_follows_a_link(store: ObjectStore, read: str, key: str, tmp_path: Path) -> None:
@@ -183,6 +184,7 @@ def test_only_regular_files_are_objects(store: ObjectStore, tmp_path: Path) -> N
     assert "_data/pipe" not in {info.key for info in store.list("_data/")}
 
 
+@pytest.mark.sampled(days=3)
 def test_the_table_itself_may_lie_behind_links(tmp_path: Path) -> None:
     """Temporary folders of macOS are behind links, and mounted volumes may be."""
     (tmp_path / "real").mkdir()
@@ -399,6 +401,7 @@ def test_verify_lists_every_link(table: Table, outside: Path) -> None:
     assert {("symbolic_link", "d=2"), ("missing_part", "d=2")} <= kinds
 
 
+@pytest.mark.sampled(days=3)
 def test_a_linked_log_file_raises_and_is_not_skipped(table: Table, outside: Path) -> None:
     [log] = (Path(table.uri) / "_log").glob("*.jsonl")
     as_link(log, outside / "moved")

@@ -33,6 +33,7 @@ def plain(values: list[Any]) -> list[Any]:
     return [dict(v) if isinstance(v, list) and v and isinstance(v[0], tuple) else v for v in values]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", SLICES)
 def test_a_slice_of_a_nested_array_is_stored_correctly(name: str, local: Place) -> None:
     column = SLICES[name]

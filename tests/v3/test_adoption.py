@@ -63,6 +63,7 @@ def test_an_empty_prefix_has_no_table(shared_place: Place) -> None:
     assert not Table.exists(shared_place.uri, storage_options=shared_place.storage_options)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_v3_table_is_opened_with_the_columns_of_its_paths(shared_place: Place, v3: V3Program) -> None:
     table = opened(shared_place)
     assert table.spec.path_columns == {"u": "VARCHAR", "d": "DATE"}
@@ -126,6 +127,7 @@ def test_a_v3_table_is_read_and_maintained_at_every_stage(shared_place: Place, v
     assert table.verify(deep=True).ok
 
 
+@pytest.mark.sampled(days=3)
 def test_an_altered_v3_table_keeps_its_paths(shared_place: Place, v3: V3Program) -> None:
     opened(shared_place).alter(sort_by=["n"], compression="snappy")
     table = opened(shared_place)
@@ -137,6 +139,7 @@ def test_an_altered_v3_table_keeps_its_paths(shared_place: Place, v3: V3Program)
     assert agree(shared_place, v3) == [1, 2, 3, 4, 6, 7]
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_without_a_partition_are_refused(shared_place: Place, v3: V3Program) -> None:
     table = opened(shared_place)
     with pytest.raises(InvalidBatch, match="_partition"):

@@ -53,6 +53,7 @@ def by_user_and_day(row: Any) -> str:
     return f"u={row['user_id']}/d={day}"
 
 
+@pytest.mark.sampled(days=3)
 def test_the_example_program_of_v3_runs_unchanged(s3: Place) -> None:
     s3c = client(s3)
     ice = program(s3, s3_client=s3c, partition_function=by_user_and_day, sort_order=["event", "ts"])
@@ -108,6 +109,7 @@ def test_counts_of_log_files_and_parts_match_v3(s3: Place) -> None:
     assert rows_of(ice, "SELECT count(*), sum(n) FROM rows") == [(63, 189)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_cleanup_deletes_all_replaced_objects(s3: Place) -> None:
     s3c = client(s3)
     ice = program(s3, s3_client=s3c)
@@ -138,6 +140,7 @@ def test_a_cleanup_keeps_objects_younger_than_its_age(s3: Place) -> None:
 # ---------------------------------------------------------------------------------------- rows in
 
 
+@pytest.mark.sampled(days=3)
 def test_a_row_is_never_modified_and_chooses_its_partition(s3: Place) -> None:
     ice = program(s3)
     rows = [{"p": "a", "n": 1, "deep": {"x": [1]}}, {"p": "a", "n": 2, "deep": {"x": []}, "_partition": "p=z"}]
@@ -172,6 +175,7 @@ def test_rows_are_formatted_as_copies_after_their_partition_is_chosen(s3: Place)
     assert pq.read_table(io.BytesIO(body)).to_pylist() == [{"n": 1, "p": "A!", "tags": ["x", "formatted"]}]
 
 
+@pytest.mark.sampled(days=3)
 def test_an_insert_query_sees_the_rows_of_one_partition(s3: Place) -> None:
     ice = program(s3)
     ice.custom_insert_query = "SELECT any_value(p) AS p, max(n) AS n, count(*) AS cnt FROM _rows"
@@ -258,6 +262,7 @@ def test_an_invalid_row_is_rejected(s3: Place, rows: list[Any]) -> None:
 # ---------------------------------------------------------------------------------------- merge
 
 
+@pytest.mark.sampled(days=3)
 def test_a_merge_takes_the_partition_with_most_parts_and_its_smallest_ones(s3: Place) -> None:
     ice = program(s3)
     large = [{"p": "a", "n": n, "s": f"{n * 7919 % 1000}"} for n in range(2000)]
@@ -297,6 +302,7 @@ def test_a_merge_query_sees_the_partition_and_its_types_stay(s3: Place, source: 
     ]
 
 
+@pytest.mark.sampled(days=3)
 def test_path_columns_are_visible_to_a_merge_query_and_not_stored(s3: Place) -> None:
     ice = program(s3, partition_function=lambda row: f"u={row['k']}/d=2026-11-21", sort_order=["k"])
     ice.insert([{"k": "x", "n": 1}])
@@ -308,6 +314,7 @@ def test_path_columns_are_visible_to_a_merge_query_and_not_stored(s3: Place) -> 
     assert pq.read_table(io.BytesIO(body)).sort_by("n").to_pylist() == [{"k": "x", "n": 1}, {"k": "x", "n": 2}]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_query_without_a_sort_column_causes_a_warning(s3: Place) -> None:
     ice = program(s3)
     ice.insert(A)
@@ -346,6 +353,7 @@ def test_a_merge_query_that_reaches_further_is_refused(s3: Place, query: str) ->
     assert objects(ice.s3c) == before
 
 
+@pytest.mark.sampled(days=3)
 def test_a_merge_that_leaves_no_row_has_no_new_part(s3: Place) -> None:
     ice = program(s3)
     ice.insert(A)
@@ -382,6 +390,7 @@ def test_partitions_are_dropped_until_enough_parts_are(s3: Place) -> None:
     assert log_files(ice.s3c) == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("answer", [None, "p=a", 7])
 def test_an_invalid_list_of_partitions_is_rejected(s3: Place, answer: Any) -> None:
     ice = program(s3)
@@ -501,7 +510,7 @@ def test_a_bucket_that_is_no_name_is_refused(s3: Place, bucket: str) -> None:
         client(s3, s3bucket=bucket)
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.parametrize("prefix", ["it's", "a b/zürich", "_data.x/y", "50%", 'say "x"', "a#b&c+d", "x=1/{y}"])
 def test_an_awkward_prefix_works(s3: Place, prefix: str) -> None:
     s3c = client(s3, s3prefix=f"{client(s3).s3prefix}/{prefix}/")
@@ -513,6 +522,7 @@ def test_an_awkward_prefix_works(s3: Place, prefix: str) -> None:
     assert rows_of(ice, "SELECT sum(n) FROM rows") == [(6,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("column", ["n; DROP TABLE t", "n DESC", "../n", 'n"', "n' OR 1=1", "(SELECT 1)", "n\n"])
 def test_a_sort_column_is_not_interpreted_as_sql(s3: Place, column: str) -> None:
     ice = program(s3, sort_order=[column])
@@ -536,6 +546,7 @@ def test_the_root_of_a_bucket_may_be_the_table(s3: Place) -> None:
     assert rows_of(ice, "SELECT count(*) FROM rows") == [(4,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_log_may_be_in_another_bucket(s3: Place) -> None:
     bucket = f"icedb-v3-log-{now_ms()}"
     data, log = client(s3), client(s3, s3bucket=bucket, s3prefix="deep/log")
@@ -674,6 +685,7 @@ def test_v3_programs_see_the_same_rows_at_every_stage(s3: Place) -> None:
     assert Table.open(s3.uri, storage_options=s3.storage_options).verify(deep=True).ok
 
 
+@pytest.mark.sampled(days=3)
 def test_a_table_of_v3_programs_is_maintained(s3: Place) -> None:
     times = iter(range(now_ms() - 60_000, now_ms()))
     v3 = V3Program.at(s3, times.__next__)
@@ -705,6 +717,7 @@ def test_two_programs_that_bring_a_column_with_two_types(s3: Place) -> None:
     assert rows_of(one, "SELECT count(*), sum(new) FROM rows") == [(5, 1)]
 
 
+@pytest.mark.sampled(days=3)
 def test_errors_of_duckdb_do_not_escape_a_rewrite(s3: Place) -> None:
     ice = program(s3)
     ice.insert(A)

@@ -188,6 +188,7 @@ def test_a_merge_by_hand_is_read(s3c: S3Client) -> None:
     assert ([m.tombstone for m in before], tombstones) == ([None, None], [])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_log_file_is_never_replaced(s3c: S3Client) -> None:
     log, t = IceLogIO("host"), now_ms()
@@ -240,6 +241,7 @@ def test_a_type_that_the_table_does_not_have_is_refused(s3c: S3Client) -> None:
     assert len(log.get_current_log_files(s3c)) == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_another_spelling_of_a_type_is_the_same_type(s3c: S3Client) -> None:
     log, t = IceLogIO("host"), now_ms()
@@ -276,6 +278,7 @@ def test_tombstones_by_hand_are_refused_where_exclusive_commits_are(s3: Place) -
     assert len(IceLogIO("host").read_at_max_time(ice.s3c, now_ms())[1]) == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_time_before_the_horizon_is_rejected(s3: Place) -> None:
     ice = program(s3)
@@ -292,6 +295,7 @@ def test_a_time_before_the_horizon_is_rejected(s3: Place) -> None:
         log.read_at_max_time(ice.s3c, new.createdMS - 1)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_tables_of_the_core_are_read(s3: Place) -> None:
     table = Table.create(s3.uri, partition_by=["k AS p"], storage_options=s3.storage_options)

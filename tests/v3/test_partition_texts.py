@@ -65,6 +65,7 @@ def test_a_program_that_quotes_its_text_goes_on_with_its_partition(s3: Place, u:
     assert ice.remove_partitions(lambda actual: [p for p in actual if p == text])[2] == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_both_spellings_of_a_text_are_its_partition(s3: Place) -> None:
     """The insert of this API comes first, and a log file of v3 follows."""

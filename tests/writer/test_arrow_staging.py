@@ -115,6 +115,7 @@ def test_rows_are_stored_equally(memory: Any, monkeypatch: pytest.MonkeyPatch, o
     assert repr(in_arrow) == repr(in_duckdb), "NaN is equal only as text"
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=40)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=6)), min_size=1))

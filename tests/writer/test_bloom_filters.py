@@ -69,6 +69,7 @@ def excluded(path: Path, column: str, value: object) -> list[bool]:
 # ------------------------------------------------------------------------------------------ the filters of parts
 
 
+@pytest.mark.sampled(days=3)
 def test_parts_have_a_filter_for_just_these_columns(local: Place) -> None:
     table = created(local, partition_by=["kind"], sort_by=["n"], bloom_filters=["user", "n"])
     table.insert(rows())

@@ -102,6 +102,7 @@ def test_size_and_digest_are_those_of_the_file(tmp_path: Path, rows: int) -> Non
 COMPARISONS = ["x = 1", "x <= 1", "x < 5", "x > 5", "x <> 1", "y > 100", "y < 1e9", "s.f = 1", "s.f < 5", "s.f > 5"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("nan_row", [0, 2_100, 4_999])
 def test_duckdb_without_this_library_finds_rows_with_nan(tmp_path: Path, is_streamed: bool, nan_row: int) -> None:

@@ -37,6 +37,7 @@ def table(memory: Any) -> icedb.Table:
     return icedb.Table.create(memory.uri, partition_by=["p"], sort_by=["n"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parts_have_about_the_requested_size_and_each_row_once(table: icedb.Table) -> None:
     whole = write(table, None)
@@ -55,6 +56,7 @@ def test_parts_have_about_the_requested_size_and_each_row_once(table: icedb.Tabl
     assert table.verify(deep=True).problems == ()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_each_part_is_sorted_and_has_exact_statistics(table: icedb.Table) -> None:
     written = write(table, 20_000)
@@ -91,6 +93,7 @@ def test_wide_rows_are_split_within_little_memory(memory: Any, width: int) -> No
     assert table.query("SELECT count(*), count(DISTINCT text) FROM t").fetchall() == [(2_000, 2_000)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_batch_without_rows_has_no_parts(table: icedb.Table) -> None:
     handle = table.handle
     nothing = rows().slice(0, 0).to_reader()

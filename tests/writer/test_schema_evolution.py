@@ -18,6 +18,7 @@ from tests.operations.write.test_insert_query import objects, rows
 from tests.support.object_stores.stores import Place
 
 
+@pytest.mark.sampled(days=3)
 def test_columns_are_the_union_over_all_rows_and_batches(place: Place) -> None:
     table = Table.create(place.uri, storage_options=place.storage_options)
     table.insert([{"a": 1}, {"b": "x"}, {"a": 2, "c": 1.5}])
@@ -59,7 +60,7 @@ def test_declared_columns_exist_before_the_first_row(place: Place) -> None:
         Table.open(place.uri, storage_options=place.storage_options).alter(schema={"price": "DOUBLE"})
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_table_with_only_declared_columns_rejects_others(place: Place) -> None:
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
     table = Table.create(

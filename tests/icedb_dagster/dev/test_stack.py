@@ -156,6 +156,7 @@ def test_a_process_is_identified_by_pid_and_start_time(bystander: subprocess.Pop
     processes.stop(recycled, signals=((signal.SIGKILL, 1),), marker=f"PATH={os.environ['PATH']}")
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_stopping_a_process_ends_its_session(tmp_path: Path) -> None:
     # The child ignores SIGTERM and has a process group of its own, as Spark's Python workers have.
@@ -253,6 +254,7 @@ def _check_that_the_library_logs_into_the_run(instance: "dagster.DagsterInstance
     assert any(line.startswith(f"{folder}: merging 1 groups") for line in logged), logged
 
 
+@pytest.mark.sampled(days=3)
 @needs_dagster
 def test_postgres_listens_on_loopback_and_its_password_is_never_shown(project: Path, command: Command) -> None:
     running = _postgres_only(project)

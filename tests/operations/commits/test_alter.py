@@ -171,6 +171,7 @@ def test_an_empty_table_can_be_altered() -> None:
         table.alter(sort_by=["nothing"])
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("change", "error"),
     [

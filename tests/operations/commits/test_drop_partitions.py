@@ -21,6 +21,7 @@ def make(place: Any) -> Table:
     return table
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("chosen", "left"),
     [

@@ -183,6 +183,7 @@ def test_the_last_column_and_both_ways_at_once_are_rejected(local: Place) -> Non
     assert not table.alter(drop_columns=[]).committed
 
 
+@pytest.mark.sampled(days=3)
 def test_a_needed_column_goes_with_the_change_of_what_needs_it(table: Table) -> None:
     table.alter(sort_by=["email"])
     table.alter(sort_by=["n"], drop_columns=["email"])
@@ -341,7 +342,7 @@ def test_a_drop_at_any_request_of_an_operation_hides_the_column(act: Callable[[T
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.FAIL]
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=2, days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_overwrite_of_the_schema_with_a_fault_is_whole_or_nothing(fault: Fault) -> None:

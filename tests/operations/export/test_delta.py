@@ -103,7 +103,7 @@ def test_types_without_a_delta_type_are_named_and_can_be_excluded(local: Any) ->
         table.export_delta(exclude_columns=["n", *REFUSED])
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_partition_columns_have_their_types_and_any_value(shared_place: Any) -> None:
     table = with_typed_partitions(shared_place, STRANGE)
     table.export_delta()
@@ -326,6 +326,7 @@ def test_exports_match_after_random_changes(tmp_path_factory: pytest.TempPathFac
 # ------------------------------------------------------------------------------------------------ where it lies
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_v3_table_is_exported(local: Any) -> None:
     """Such tables have neither row counts nor statistics, and no spec."""
@@ -406,6 +407,7 @@ def test_versions_are_deleted_when_a_checkpoint_is_old_enough(
 # ------------------------------------------------------------------------------------------------ whose it is
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_programs_of_delta_read_and_do_not_write(local: Any) -> None:
     table = Table.create(local.uri)
@@ -603,6 +605,7 @@ def test_an_export_that_paused_is_not_published(clocked: ClockedStore, clock: Ma
     assert actions(clocked) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_an_export_that_crashes_anywhere_loses_no_exported_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "VERSIONS_PER_CHECKPOINT", 3)

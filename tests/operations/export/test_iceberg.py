@@ -138,6 +138,7 @@ def test_partition_columns_have_their_types_and_any_value(shared_place: Any) -> 
     assert len(list(scan.plan_files())) == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_a_stored_partition_column_is_read_from_the_files(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["k"])
     table.insert([{"k": 1, "_partition": "k=7"}, {"k": 2, "_partition": "k=7"}])
@@ -258,6 +259,7 @@ def test_an_append_writes_one_manifest_and_pins_are_tags(local: Any, monkeypatch
     assert "november" not in by_pyiceberg(table, str(table.export_iceberg().metadata)).refs()
 
 
+@pytest.mark.sampled(days=3)
 def test_dropped_columns_are_hidden_and_an_earlier_snapshot_has_them(local: Any) -> None:
     table = Table.create(local.uri)
     table.insert([{"n": 1, "secret": "x"}])

@@ -94,6 +94,7 @@ def test_an_export_from_a_folder_to_a_bucket_and_back(local: Any, s3: Any) -> No
     check_same(table, f"{local.uri}-back", types=TYPES)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_only_rows_of_the_condition_are_exported(local: Any) -> None:
     table = make(local)
@@ -112,6 +113,7 @@ def test_only_rows_of_the_condition_are_exported(local: Any) -> None:
     assert not Path(f"{local.uri}-wrong").exists()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_table_is_exported_as_of_an_earlier_time(local: Any) -> None:
     table = make(local)
@@ -135,6 +137,7 @@ def test_parts_with_a_wrong_path_are_rewritten(local: Any) -> None:
     assert len(list(Path(report.target, "k=a").iterdir())) == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_parts_of_older_specs_are_exported(local: Any) -> None:
     table = Table.create(local.uri, partition_by=["n // 10 AS tens"])

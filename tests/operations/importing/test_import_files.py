@@ -132,7 +132,7 @@ def test_statistics_cover_several_row_groups(local: Place) -> None:
     assert [statistics(m) for m in table.handle.read().live] == [{"n": [1, 9, 2]}] * 2
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_files_below_the_tables_data_are_registered_as_they_are(place: Place) -> None:
     table = create(place, path_columns={"d": "DATE"})
     data = f"{place.uri}/_data"
@@ -151,7 +151,7 @@ def test_files_below_the_tables_data_are_registered_as_they_are(place: Place) ->
     assert not [k for k in stored(store) if k.endswith(("d=2026-01-01/a.parquet", "d=2026-01-01/b.parquet"))]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_file_below_data_whose_path_is_not_the_tables_is_copied(place: Place) -> None:
     table = create(place, path_columns={"k": "BIGINT", "c": "VARCHAR"})
     data = f"{place.uri}/_data"
@@ -178,6 +178,7 @@ def test_a_table_may_be_created_among_the_files(shared_place: Place) -> None:
     assert not table.import_files(f"{shared_place.uri}/d=2026-01-01").commit.committed
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_files_of_many_partitions_are_imported(local: Place) -> None:
     count = 2 * FOLDERS_MAX
@@ -186,6 +187,7 @@ def test_files_of_many_partitions_are_imported(local: Place) -> None:
     assert rows(Table.open(local.uri), "n, k") == [(k, k) for k in range(count)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_log_in_a_store_of_its_own(shared_place: Place, tmp_path: Path) -> None:
     put_files(beside(shared_place), DAYS, shared_place.storage_options)
     table = create(shared_place, path_columns={"d": "DATE"}, log_uri=tmp_path / "log")
@@ -229,6 +231,7 @@ def test_files_are_imported_from_another_store(local: Place, s3: Place, way: str
     assert not table.import_files(beside(there), storage_options=there.storage_options).commit.committed
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_with_nan_of_another_writer_are_found(local: Place) -> None:
     """The statistics of other writers omit NaN, which is the greatest number of DuckDB."""
     source = f"{beside(local)}/a.parquet"
@@ -248,7 +251,7 @@ def test_rows_with_nan_of_another_writer_are_found(local: Place) -> None:
     assert imported.query("SELECT n FROM t WHERE x > 5 ORDER BY n").fetchall() == [(3,), (9,)]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_verify_notes_digests(place: Place) -> None:
     put_files(beside(place), DAYS, place.storage_options)
     table = create(place, path_columns={"d": "DATE"})
@@ -346,6 +349,7 @@ def test_partition_values_are_not_interpreted(shared_place: Place) -> None:
         assert table.drop_partitions(f"c = '{value.replace(chr(39), 2 * chr(39))}'").rows == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_the_parts_of_another_table_are_refused(shared_place: Place) -> None:
     other = create(shared_place.below("other"))
     other.insert([{"n": 1}])
@@ -357,6 +361,7 @@ def test_the_parts_of_another_table_are_refused(shared_place: Place) -> None:
         table.import_files(other.uri)
 
 
+@pytest.mark.sampled(days=3)
 def test_empty_files_are_skipped(place: Place) -> None:
     nothing = pa.table({"n": pa.array([], pa.int64()), "extra": pa.array([], pa.string())})
     put_files(beside(place), {"a.parquet": nothing, "b.parquet": [{"n": 1}]}, place.storage_options)
@@ -469,6 +474,7 @@ def test_files_must_satisfy_the_spec_of_the_table(local: Place) -> None:
     assert numbers(table) == [1]
 
 
+@pytest.mark.sampled(days=3)
 def test_paths_may_be_trusted(local: Place) -> None:
     put_files(beside(local), {"k=1/a.parquet": [{"n": 1}, {"n": 2}]})
     table = create(local, partition_by=["n % 2 AS k"])
@@ -477,6 +483,7 @@ def test_paths_may_be_trusted(local: Place) -> None:
     assert table.import_files(beside(local), trust_paths=True).rows == 2
 
 
+@pytest.mark.sampled(days=3)
 def test_computed_partitions_are_compared_with_the_rows(shared_place: Place) -> None:
     days = [[{"n": n, "ts": datetime(2026, 1, 1 + k, n)} for n in (k, k + 2)] for k in range(2)]
     files = {f"d=2026-01-0{1 + k}/a.parquet": day for k, day in enumerate(days)}
@@ -502,7 +509,7 @@ def test_columns_without_a_type_take_that_of_others(local: Place) -> None:
 # ------------------------------------------------------------------------------------------------ path columns in use
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_path_columns_are_columns_like_others(place: Place) -> None:
     put_files(beside(place), DAYS, place.storage_options)
     table = create(place, path_columns={"d": "DATE"})
@@ -574,6 +581,7 @@ def test_an_import_that_paused_during_another_import_imports_nothing(clocked: Cl
     assert numbers(other) == [0, 1]
 
 
+@pytest.mark.sampled(days=3)
 def test_dropped_parts_are_not_imported_again(clocked: ClockedStore, clock: ManualClock) -> None:
     table = in_table(clocked, clock)
     for source in (SOURCE, DATA):
@@ -647,6 +655,7 @@ def test_an_import_that_fails_at_any_request_is_atomic(fault: Fault, source: str
     assert numbers(open_table(base, clock)) == whole
 
 
+@pytest.mark.sampled(days=3)
 def test_copies_of_a_crashed_import_are_used_again(clocked: ClockedStore, clock: ManualClock) -> None:
     crashed_import(clocked, clock)
     for hours, copies in ((5, 0), (2, 2)):
@@ -801,6 +810,7 @@ def command(*arguments: object, status: int = 0) -> Any:
     return json.loads(result.stdout) if status == 0 else result.output
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     put_files(beside(local), DAYS)

@@ -193,6 +193,7 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("changes", HOSTILE, ids=lambda c: f"{next(iter(c))}")
 def test_sql_of_a_hostile_spec_is_refused_when_the_table_is_opened(tmp_path: Path, changes: dict[str, Any]) -> None:
     table = made(tmp_path)

@@ -95,6 +95,7 @@ def test_the_log_records_the_spec_through_maintenance(table: Table, clocked: Clo
     assert clocked.get(clocked.location.keys.spec).body == body
 
 
+@pytest.mark.sampled(days=3)
 def test_reads_succeed_without_the_spec(place: Place) -> None:
     table = create(place, partition_by=["n % 2 AS p"], sort_by=["n"], schema={"later": "DATE"})
     table.insert([{"n": 1}, {"n": 2}])
@@ -108,6 +109,7 @@ def test_reads_succeed_without_the_spec(place: Place) -> None:
     assert reading.health().live_parts == 2
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("verb", WRITES)
 def test_every_write_is_refused_before_anything_is_written(local: Place, verb: str) -> None:
     table = create(local, partition_by=["n % 2 AS p"], sort_by=["n"])
@@ -130,6 +132,7 @@ def test_every_write_is_refused_before_anything_is_written(local: Place, verb: s
     assert objects(table.handle.store) == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_v3_program_refuses_it_as_well(s3: Place) -> None:
     table = create(s3, path_columns={"p": "BIGINT"})

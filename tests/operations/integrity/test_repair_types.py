@@ -383,6 +383,7 @@ def test_a_repair_without_a_conflict_changes_nothing(table: Table, clocked: Cloc
         assert clocked.objects == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_restored_part_is_repaired_by_naming_its_column(table: Table, clock: ManualClock, clocked: Any) -> None:
     brick(table)
@@ -401,6 +402,7 @@ def test_a_restored_part_is_repaired_by_naming_its_column(table: Table, clock: M
 # ------------------------------------------------------------------------------------------ types in the log
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("name", "same"),
     [("INT8", "BIGINT"), ("bigint", "BIGINT"), ("TEXT", "VARCHAR"), ("STRUCT(a INT8)", "STRUCT(a BIGINT)")],
@@ -417,6 +419,7 @@ def test_two_names_of_a_type_are_no_conflict(plain: Table, clocked: ClockedStore
     check_sound(clocked)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -570,6 +573,7 @@ def test_a_table_without_rows_of_the_other_type(table: Table, clocked: ClockedSt
 # ------------------------------------------------------------------------------------------ beside others
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_writers_with_the_old_type_are_reported(table: Table, clock: ManualClock, clocked: ClockedStore) -> None:
     """A plain append reads no log, so a program with the old schema writes the old type. The next repair casts it."""
@@ -659,7 +663,7 @@ def test_a_repair_that_fails_at_any_request_is_atomic(fault: Fault) -> None:
         assert numbers(open_table(base, clock)) == ALL, number
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_the_next_repair_finishes_one_that_crashed_after_any_put(place: Any) -> None:
     requests = 0
     for number in range(1, 6):

@@ -140,6 +140,7 @@ def test_a_part_that_a_claim_names_is_no_orphan(table: Table, clocked: ClockedSt
     assert (report.problems, report.orphans, report.claims) == ((), (), 4)
 
 
+@pytest.mark.sampled(days=3)
 def test_verify_writes_and_deletes_nothing(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     store = FaultyStore(clocked)
     watched = open_table(store, clock)
@@ -203,6 +204,7 @@ def test_only_a_deep_verify_finds_a_changed_byte(table: Table, clocked: ClockedS
     assert "part_digest" in kinds(report)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("kind", ["missing_part", "part_size"])
 def test_verify_without_footers_finds_missing_and_resized_parts(table: Table, clocked: ClockedStore, kind: str) -> None:
     key = live_part(clocked)
@@ -226,6 +228,7 @@ def test_verify_without_footers_opens_no_part(table: Table, clocked: ClockedStor
     assert "footers read" in str(full)
 
 
+@pytest.mark.sampled(days=3)
 def test_deep_without_footers_is_rejected(table: Table, clock: ManualClock, clocked: ClockedStore) -> None:
     store = FaultyStore(clocked)
     watched = open_table(store, clock)
@@ -327,6 +330,7 @@ LOG_DAMAGES: dict[str, Callable[[ClockedStore], str | None]] = {
 }
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("name", LOG_DAMAGES)
 def test_an_unreadable_log_file_is_an_error(table: Table, clocked: ClockedStore, clock: ManualClock, name: str) -> None:
     key = LOG_DAMAGES[name](clocked) or newest_append(clocked)

@@ -104,7 +104,7 @@ def test_log_files_without_parts_do_not_accumulate(table: Table, clocked: Clocke
     assert len(table.handle.read().live_epochs) <= 2
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_reader_of_an_old_snapshot_reads_on_across_merge_and_cleanup(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table)
@@ -358,6 +358,7 @@ def test_unrecorded_and_damaged_claims_stay(table: Table, clocked: ClockedStore,
 # ------------------------------------------------------------------------------------ a share per call
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_limited_cleanup_reports_the_rest(table: Table, clocked: ClockedStore, clock: ManualClock) -> None:
     for _ in range(4):

@@ -398,6 +398,7 @@ def test_sweeping_between_any_two_requests_of_a_writer_loses_nothing(clocked: Cl
 # ------------------------------------------------------------------------------------------------ faults
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
 def test_the_next_sweep_finishes_one_that_was_interrupted_anywhere(fault: Fault) -> None:
     def sweep(number: int | None) -> int:
@@ -450,6 +451,7 @@ def test_the_sweep_deletes_orphans_of_a_crashed_insert(clocked: ClockedStore, cl
 # ------------------------------------------------------------------------------------------------ real stores
 
 
+@pytest.mark.sampled(days=3)
 def test_a_sweep_in_every_kind_of_store(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     table.insert([{"k": k, "n": k} for k in range(3)])

@@ -44,7 +44,7 @@ def forget_all(table: Table, clock: ManualClock, rounds: int = 4) -> None:
         table.cleanup()
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_only_the_pinned_time_survives_cleanup(place: Any) -> None:
     table = Table.create(place.uri, partition_by=["k"], storage_options=place.storage_options)
     fill(table, 1)
@@ -383,6 +383,7 @@ def test_a_pin_at_any_request_of_a_cleanup_is_kept_or_rejected(age_ms: int) -> N
             story.check(outcome[0], (sleep_ms, number))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("sleep_ms", [0, 10 * MINUTE_MS, HOUR_MS])
 @pytest.mark.parametrize("age_ms", [0, 51 * MINUTE_MS])
 def test_a_pin_whose_process_crashes_is_valid_for_all_readers_or_none(age_ms: int, sleep_ms: int) -> None:
@@ -401,6 +402,7 @@ def test_a_pin_whose_process_crashes_is_valid_for_all_readers_or_none(age_ms: in
             story.check(valid, (fault, number))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE])
 def test_a_cleanup_that_fails_at_any_request_keeps_pinned_parts(fault: Fault) -> None:

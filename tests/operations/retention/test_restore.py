@@ -275,7 +275,7 @@ def test_failed_copies_leave_no_part(table: Table, clocked: ClockedStore, clock:
         assert numbers(table) == []
 
 
-@pytest.mark.sampled(cases=4)
+@pytest.mark.sampled(cases=4, days=3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_RESPONSE, Fault.REPEAT]

@@ -70,6 +70,7 @@ def test_sorted_parts_are_merged_without_duckdb(tmp_path: Path, ways: list[str])
     assert all(row["s"] == str(row["n"]) for row in part_rows(table))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("order", list(permutations([3, 7, 8])))
 def test_a_part_whose_rows_are_not_in_order_is_merged(
     tmp_path: Path, ways: list[str], order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -146,6 +147,7 @@ def test_rows_out_of_order_between_two_batches_are_noticed(
             list(merge_sorted(con, inputs, SCARCE))
 
 
+@pytest.mark.sampled(days=3)
 def test_pages_of_other_writers_count_as_a_whole_column(tmp_path: Path) -> None:
     """DuckDB writes pages of up to 100 MB."""
     with duckdb.connect() as con:

@@ -34,7 +34,7 @@ def stored(table: Table, part: Part) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_exactly_the_matching_rows_go_and_other_parts_are_not_touched(place: Any) -> None:
     table = make(place, partition_by=["day"], sort_by=["user_id", "n"])
     table.insert([{"day": f"2026-11-{d}", "user_id": u, "n": n} for d in (20, 21, 22) for u in (7, 8) for n in (2, 1)])
@@ -252,6 +252,7 @@ def rows(table: Table) -> list[Any]:
     return table.query("SELECT k, n FROM t ORDER BY ALL").fetchall()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_rows_appended_during_a_deletion_need_a_second_pass(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)
@@ -273,6 +274,7 @@ def test_rows_appended_during_a_deletion_need_a_second_pass(clocked: ClockedStor
     assert not deleter.delete("n = 0 OR n = 10").second_pass_needed
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_the_second_pass_deletes_from_parts_merged_during_the_first(clocked: ClockedStore, clock: ManualClock) -> None:
     other = world(clocked, clock)

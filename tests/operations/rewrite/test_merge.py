@@ -56,6 +56,7 @@ def test_an_output_stays_below_twice_the_size_and_a_part_alone_is_left(parts: li
     assert plan.remaining == 0
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(live_parts())
 def test_repeated_merges_end(parts: list[Part]) -> None:
@@ -70,6 +71,7 @@ def test_repeated_merges_end(parts: list[Part]) -> None:
     assert len(small) == len(set(small)), "at most one small part is left in each partition"
 
 
+@pytest.mark.sampled(days=3)
 @given(live_parts(), st.integers(2, 10), st.integers(1, 4 * BIG), st.sampled_from(["newest", "oldest"]))
 def test_a_call_stays_within_its_budget(parts: list[Part], parts_max: int, bytes_max: int, order: Any) -> None:
     every = plan_merge(parts, part_bytes_max=BIG, input_parts_max=parts_max)
@@ -81,6 +83,7 @@ def test_a_call_stays_within_its_budget(parts: list[Part], parts_max: int, bytes
         assert sum(g.bytes for g in plan.groups) <= bytes_max
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(live_parts())
 def test_the_order_determines_which_groups_come_first(parts: list[Part]) -> None:
@@ -329,6 +332,7 @@ def test_parts_of_a_log_file_from_far_ahead_are_left_alone(clocked: ClockedStore
     check_sound(clocked)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_RESPONSE, Fault.DELAY, Fault.CRASH_AFTER])
 @pytest.mark.parametrize("discard_fails", [False, True])
 def test_a_part_whose_put_failed_is_never_named(
@@ -351,6 +355,7 @@ def test_a_part_whose_put_failed_is_never_named(
     check_sound(clocked)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_missing_input_is_named_and_nothing_stays_behind(place: Any) -> None:
     table = make(place, partition_by=["k"])
     for n in range(2):

@@ -92,6 +92,7 @@ def test_a_share_stays_within_what_one_call_of_merge_may_take_in() -> None:
     assert after(2, 2**30, 3_000, 2_000) is None  # one group takes longer
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_several_merges_end_in_time_and_the_next_call_goes_on() -> None:
     clock = ManualClock()

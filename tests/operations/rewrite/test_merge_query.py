@@ -34,7 +34,7 @@ from tests.support.tables.fault_walk import check_atomic
 SUMS = "SELECT k, sum(n) AS n FROM source_files GROUP BY k"
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_the_result_replaces_the_rows(place: Any) -> None:
     table = make(place, partition_by=("k // 10 AS tens",), sort_by=("k",), merge_query=SUMS)
     for n in (1, 2, 3):
@@ -67,7 +67,7 @@ def test_a_query_may_name_the_relation_several_times(memory: Any) -> None:
     assert rows_of(table, "t", "k, n, s") == [(1, 5, "source_files"), (2, 1, "b")]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_an_empty_result_leaves_no_part(place: Any) -> None:
     table = make(place, partition_by=("k",), merge_query="SELECT * FROM source_files WHERE k <> 1")
     for _ in range(2):
@@ -167,6 +167,7 @@ def test_path_columns_are_visible_to_queries_and_not_stored(place: Any, how: str
     check_sound(table.handle.store)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_rows_that_chose_another_partition_than_computed_stay_where_they_are(memory: Any) -> None:
     table = make(memory, partition_by=("k",), merging=Dedup(by=("n",)))
@@ -203,7 +204,7 @@ BAD_ANSWERS: list[tuple[str, type[IceDBError], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(cases=6)
+@pytest.mark.sampled(cases=6, days=3)
 @pytest.mark.parametrize(("query", "error", "message"), BAD_ANSWERS)
 def test_an_invalid_result_changes_nothing(memory: Any, query: str, error: type[IceDBError], message: str) -> None:
     table = _table_with_query(memory, query)
@@ -242,6 +243,7 @@ def test_required_columns_stay(memory: Any) -> None:
             table.merge()
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_programs_of_v3_are_only_warned(memory: Any) -> None:
     table = _table_with_query(memory, "SELECT k, s FROM read_parquet(?, hive_partitioning=1)")

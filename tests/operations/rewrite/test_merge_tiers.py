@@ -105,6 +105,7 @@ def test_few_parts_remain_and_are_not_merged_again(sizes: list[int], tier: int) 
     assert sum(n < TINY_BYTES for n in small) <= 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @given(st.integers(20_000, 3 * MB))
 def test_each_row_is_written_once_for_each_limit_above_its_part(size: int) -> None:

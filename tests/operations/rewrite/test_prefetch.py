@@ -106,6 +106,7 @@ def test_local_parts_and_unsafe_keys_are_not_fetched(local: Any, s3: Any, tmp_pa
     assert list(tmp_path.glob("[ab]")) == []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_a_missing_part_is_named_and_no_copy_stays(table: Table, tmp_path: Path) -> None:
     gone = table.snapshot().parts[2]
@@ -116,6 +117,7 @@ def test_a_missing_part_is_named_and_no_copy_stays(table: Table, tmp_path: Path)
     assert data_keys(table.handle.store) == listed
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_copies_are_deleted_after_their_rewrite(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewriter, "AHEAD_BYTES", 1)
@@ -194,6 +196,7 @@ def test_a_fetched_part_is_not_copied_again(memory: Any) -> None:
     assert table.handle.part_paths.readable([part])[0] != part.path
 
 
+@pytest.mark.sampled(days=3)
 def test_concurrent_threads_share_the_folder_of_copies(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB does not read this process's memory. Each part is copied once, by the first thread."""
     table = Table.create(memory.uri, storage_options=memory.storage_options)

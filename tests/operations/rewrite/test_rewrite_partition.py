@@ -36,7 +36,7 @@ def make(place: Any, **options: Any) -> Table:
     return Table.create(place.uri, storage_options=place.storage_options, **options)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_the_result_replaces_the_partition(place: Any) -> None:
     table = make(place, partition_by=["n // 10 AS tens"], sort_by=["n"])
     for _ in range(2):
@@ -80,6 +80,7 @@ def test_a_table_without_partitions_is_rewritten_whole(memory: Any) -> None:
     assert table.query("SELECT a FROM t ORDER BY a").fetchall() == [(2,), (3,)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_partition_may_be_named_unencoded(memory: Any) -> None:
     table = make(memory, partition_by=["city"])
@@ -89,6 +90,7 @@ def test_a_partition_may_be_named_unencoded(memory: Any) -> None:
     assert sorted(table.query("SELECT city, n FROM t").fetchall()) == [("00123", 3), ("New York", 3)]
 
 
+@pytest.mark.sampled(days=3)
 def test_every_type_survives(memory: Any) -> None:
     table = make(memory)
     row = {
@@ -106,7 +108,7 @@ def test_every_type_survives(memory: Any) -> None:
     assert table.schema() == types
 
 
-@pytest.mark.sampled(cases=12)
+@pytest.mark.sampled(cases=12, days=3)
 @pytest.mark.parametrize(
     ("query", "error"),
     [
@@ -178,6 +180,7 @@ def test_a_missing_partition_is_named(memory: Any) -> None:
         table.rewrite_partition("k=7", "FROM t")
 
 
+@pytest.mark.sampled(days=3)
 def test_a_dry_run_of_a_rewrite_writes_nothing(place: Any) -> None:
     table = make(place, partition_by=["k"])
     table.insert([{"k": 1, "n": n} for n in range(5)])
@@ -190,6 +193,7 @@ def test_a_dry_run_of_a_rewrite_writes_nothing(place: Any) -> None:
     assert table.handle.read().epoch == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "rewrite",
     [lambda t: t.rewrite_partition("", "FROM t"), lambda t: t.delete("a = 1"), lambda t: t.merge()],
@@ -243,6 +247,7 @@ def act_at_claims(store: FaultyStore, act: Callable[[], object], *, times: int =
     act_before(store, act, kind="create", key="_claims/epoch", times=times)
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_appended_during_a_rewrite_stay_unchanged(other: Table, store: FaultyStore, clock: ManualClock) -> None:
     act_at_claims(store, lambda: other.insert([{"k": 1, "n": 3}]))
     open_table(store, clock).rewrite_partition("k=1", TENFOLD)
@@ -257,6 +262,7 @@ def test_a_drop_of_others_does_not_repeat_the_query(other: Table, store: FaultyS
     assert len([r for r in store.requests if r.kind == "create" and "_data/" in r.keys[0]]) == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_merge_of_an_input_repeats_the_query(other: Table, store: FaultyStore, clock: ManualClock) -> None:
     act_at_claims(store, other.merge)

@@ -87,6 +87,7 @@ def test_a_round_on_a_quiet_table_is_one_listing(table: Table, store: FaultyStor
     assert stop.waits == [5.0] * 5
 
 
+@pytest.mark.sampled(days=3)
 def test_both_orders_alternate_while_groups_remain(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icedb.operations.rewrite.watch, "INPUT_PARTS_MAX", 2)
     insert(table, 1, 2, 3, 4, 5)

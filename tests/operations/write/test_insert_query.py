@@ -121,6 +121,7 @@ def test_the_query_can_be_changed_and_taken_back(place: Place) -> None:
     assert rows(table, "SELECT version FROM t ORDER BY ALL") == [(1,), (2,), (2,), (None,)]
 
 
+@pytest.mark.sampled(days=3)
 def test_the_query_runs_for_each_chosen_partition(place: Place) -> None:
     table = create(place, "SELECT event, count(*) AS n FROM _rows GROUP BY ALL")
     chosen = [{**row, "_partition": f"u={row['user']}/day=x y"} for row in EVENTS]
@@ -132,6 +133,7 @@ def test_the_query_runs_for_each_chosen_partition(place: Place) -> None:
 # ------------------------------------------------------------------------------------------------ _partition, row ids
 
 
+@pytest.mark.sampled(days=3)
 def test_a_row_may_choose_its_partition(place: Place) -> None:
     table = Table.create(place.uri, partition_by=["day AS d"], storage_options=place.storage_options)
     commit = table.insert([{"day": "1", "n": 1}, {"day": "1", "n": 2, "_partition": "d=late/r"[:6]}])
@@ -150,6 +152,7 @@ def test_an_invalid_chosen_partition_is_rejected(path: str, local: Place) -> Non
         table.insert([{"day": "1", "_partition": 7}])
 
 
+@pytest.mark.sampled(days=3)
 def test_the_chosen_partition_is_stored_with_preserve_partition(place: Place) -> None:
     table = Table.create(place.uri, preserve_partition=True, storage_options=place.storage_options)
     table.insert([{"n": 1, "_partition": "team=a&b"}, {"n": 2}])

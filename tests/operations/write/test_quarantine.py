@@ -60,7 +60,7 @@ def table(shared_place: Any) -> Table:
 # ------------------------------------------------------------------------------------------ what goes where
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_rows_that_do_not_fit_are_set_aside_with_time_source_and_reason(table: Table) -> None:
     before = datetime.now(UTC)
     batch = [{"k": 1, "v": 1}, {"k": 2, "v": "two"}, {"k": "three", "v": 3, "more": [1]}]
@@ -86,7 +86,7 @@ def test_a_batch_of_valid_rows_creates_no_quarantine(shared_place: Any) -> None:
     assert not any("quarantine" in key for key in listing(shared_place))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_the_quarantine_is_made_once_and_grows(table: Table) -> None:
     for n in range(3):
         assert table.insert([{"k": "x", "v": n}], on_conflict="quarantine").quarantined_rows == 1
@@ -96,7 +96,7 @@ def test_the_quarantine_is_made_once_and_grows(table: Table) -> None:
     assert [row["v"] for row in rows_aside(table)] == [0, 1, 2, 3]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_batch_without_valid_rows_commits_nothing_to_the_table(table: Table) -> None:
     commit = table.insert([{"k": "x", "v": 1}, {"k": "y", "v": 2}], on_conflict="quarantine", txn=TXN)
     assert (commit.committed, commit.rows, commit.quarantined_rows) == (False, 0, 2)
@@ -272,7 +272,7 @@ def test_another_table_of_the_quarantine_s_name_takes_no_rows(shared_place: Any)
 # ------------------------------------------------------------------------------------------ overwrite
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_an_overwrite_sets_aside_invalid_rows(table: Table) -> None:
     commit = table.overwrite([{"k": 1, "v": 1}, {"k": 2, "v": "x"}], on_conflict="quarantine")
     assert (commit.rows, commit.quarantined_rows, len(commit.tombstoned)) == (1, 1, 1)
@@ -347,7 +347,7 @@ def test_the_same_txn_after_a_crash_stores_each_row_once(world: Siblings, fault:
         assert all_rows(world) == AFTER, request
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @CRASHES
 @HALVES
 def test_a_crash_without_a_txn_loses_no_row(world: Siblings, fault: Fault, half: int) -> None:
@@ -363,7 +363,7 @@ def test_a_crash_without_a_txn_loses_no_row(world: Siblings, fault: Fault, half:
         assert set_aside in ([3], [3, 3]), request
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @LOST_RESPONSES
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 @HALVES
@@ -385,7 +385,7 @@ def test_a_lost_response_loses_no_row(world: Siblings, fault: Fault, txn: tuple[
             assert all_rows(world) == AFTER, request
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("txn", [None, TXN], ids=["without txn", "with txn"])
 @HALVES
 def test_two_concurrent_inserts_create_one_quarantine(world: Siblings, txn: tuple[str, int] | None, half: int) -> None:

@@ -93,7 +93,7 @@ def test_a_view_contains_existing_and_inserted_rows(table: Table) -> None:
     assert content(view, "k, n, v", "final") == [(0, 3, 11), (1, 2, 5)]
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_without_backfill_a_view_contains_later_inserts_only(table: Table) -> None:
     table.insert(rows(*BASE))
     view = table.create_view("copy", "SELECT k, v FROM _rows WHERE v > 3", backfill=False, sort_by=["v"])
@@ -124,7 +124,7 @@ def test_final_of_a_merging_view_is_the_same_after_a_merge(memory: Any, merging:
     assert content(view, "k, v, s") == content(view, "k, v, s", "final") == expected
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_view_may_be_partitioned_and_its_columns_declared(table: Table) -> None:
     view = table.create_view(
         "by_parity", "SELECT v, v % 2 AS parity FROM _rows", partition_by=["v % 2 AS p"], schema={"v": "INTEGER"}
@@ -169,7 +169,7 @@ def test_every_type_goes_through_a_view_unchanged(memory: Any) -> None:
     assert repr(fed.query("FROM t").fetchall()) == repr(expected[:1])
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_a_view_query_sees_all_columns_of_the_table(table: Table) -> None:
     table.insert(rows(*BASE, label="x"))
     view = table.create_view("labels", "SELECT label, count(*) AS n FROM _rows GROUP BY ALL", merging=None)
@@ -177,6 +177,7 @@ def test_a_view_query_sees_all_columns_of_the_table(table: Table) -> None:
     assert content(view, "label, n") == [("x", 2), (None, 1)]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_view_query_sees_the_stored_rows(memory: Any) -> None:
     table = make(memory, insert_query="SELECT k, v * 2 AS v FROM _rows", row_id=True, required=["v"])
     view = table.create_view("copy", "SELECT k, v, _row_id FROM _rows")
@@ -185,6 +186,7 @@ def test_a_view_query_sees_the_stored_rows(memory: Any) -> None:
     assert content(view, "k, v, _row_id") == content(table, "k, v, _row_id") != []
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_stored_partition_column_does_not_partition_the_view(memory: Any) -> None:
     table = make(memory, preserve_partition=True, path_columns={"d": "VARCHAR"})
@@ -296,6 +298,7 @@ def test_a_query_of_more_than_the_rows_is_rejected(local: Any, query: str) -> No
     assert listing(local) == before
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("query", "error"),
     [
@@ -431,7 +434,7 @@ def test_other_changes_reach_a_view_at_its_refresh(memory: Any, change: Callable
     assert content(view) == content(table)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_an_open_table_feeds_a_new_view_after_it_reads_the_log(table: Table) -> None:
     table.insert(rows(*BASE))
     other = again(table)
@@ -446,7 +449,7 @@ def test_an_open_table_feeds_a_new_view_after_it_reads_the_log(table: Table) -> 
     assert content(view) == content(table)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=3)
 def test_views_of_a_table_with_a_separate_log_are_beside_its_parts(shared_place: Any) -> None:
     table = make(shared_place, log_uri=shared_place.below("logs/events").uri, required=["v"])
     view = table.create_view("copy", "SELECT k, v FROM _rows")
@@ -588,6 +591,7 @@ def test_two_concurrent_inserts_of_a_txn_store_one_batch(world: Siblings, half: 
         assert world.unnamed() == set(), request
 
 
+@pytest.mark.sampled(days=3)
 def test_an_insert_rejected_at_its_commit_leaves_no_part_of_a_view(world: Siblings) -> None:
     table, store = world.actor()
 
@@ -609,6 +613,7 @@ def behind(world: Siblings, name: str, txn: tuple[str, int] | None) -> StaleView
     return raised.value
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_an_unpublished_view_and_its_own_views_are_stale(world: Siblings) -> None:
     error = behind(world, "copy", None)
@@ -620,6 +625,7 @@ def test_an_unpublished_view_and_its_own_views_are_stale(world: Siblings) -> Non
     assert all_rows(world) == all_of(ONE)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_stale_view_of_a_view_is_named_by_its_path(world: Siblings) -> None:
     assert "['copy/doubled']" in str(behind(world, "doubled", None))
     assert all_rows(world) == (*all_of(ONE)[:2], all_of()[2])
@@ -627,6 +633,7 @@ def test_a_stale_view_of_a_view_is_named_by_its_path(world: Siblings) -> None:
     assert all_rows(world) == all_of(ONE)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["copy", "doubled"])
 def test_a_retry_with_the_same_txn_completes_a_stale_view(world: Siblings, name: str) -> None:
@@ -635,6 +642,7 @@ def test_a_retry_with_the_same_txn_completes_a_stale_view(world: Siblings, name:
     assert all_rows(world) == all_of(ONE)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_a_retry_after_a_refresh_does_not_duplicate_rows(world: Siblings) -> None:
     behind(world, "copy", TXN)
@@ -660,6 +668,7 @@ def test_a_repeated_txn_from_before_the_view_does_not_feed_it(world: Siblings, b
     assert world.rows("late", "k", "v") == sorted([*held, *TWO], key=repr)
 
 
+@pytest.mark.sampled(days=3)
 def test_a_refresh_keeps_the_transactions_of_the_view(world: Siblings) -> None:
     insert(world.table("copy"), TWO, txn=("direct", 1))
     insert(world.table(), txn=TXN)

@@ -205,6 +205,7 @@ NO_EVENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 def test_invalid_events_are_rejected(client: IngestClient) -> None:
     for kind, body in product((JSON, LINES), NO_EVENTS):
         reply = client.send("events", body, kind=kind)

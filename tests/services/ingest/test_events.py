@@ -62,6 +62,7 @@ def test_an_object_an_array_lines_and_arrow_stream(client: IngestClient, lake: P
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(days=3)
 def test_rows_are_committed_before_the_response(client: IngestClient, lake: Path) -> None:
     table = Table.open(lake / "events")
     for n in range(5):
@@ -139,6 +140,7 @@ def test_arrow_dictionaries_are_decoded(client: IngestClient, lake: Path) -> Non
     assert stored(lake, "events", "kind", "id LIKE 'dictionary-%'") == [("a",), ("a",)]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     ("events", "message"),
     [
@@ -164,6 +166,7 @@ def test_a_row_that_has_no_partition_is_refused(client: IngestClient, lake: Path
     assert stored(lake, "shared", "d", "id LIKE 'acme/day-%'") == [(date(2026, 11, 21),)]
 
 
+@pytest.mark.sampled(days=3)
 def test_neighbours_of_a_bad_request_are_committed(service: IngestProcess, lake: Path) -> None:
     """The requests arrive together, so they are in one group commit."""
     replies: dict[int, int] = {}

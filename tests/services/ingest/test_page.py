@@ -84,6 +84,7 @@ def test_the_examples_of_the_page_give_their_output(folder: Path, service: Inges
     assert 'icedb_ingest_committed_rows_total{table="events"} 1003.0' in output
 
 
+@pytest.mark.sampled(days=3)
 def test_the_table_of_several_tenants_can_be(tmp_path: Path) -> None:
     shared = blocks(PAGE, "toml")[1]
     tenants = "".join(

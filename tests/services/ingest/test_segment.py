@@ -81,6 +81,7 @@ def test_its_own_library_sends_every_kind_of_call(service: IngestProcess, lake: 
     assert in_order
 
 
+@pytest.mark.sampled(days=3)
 def test_each_call_has_a_url_and_is_committed_once(client: IngestClient, lake: Path) -> None:
     for call in ("track", "identify", "page", "screen", "group", "alias"):
         document = {"messageId": f"own-{call}", "userId": 7, "event": "Opened", "timestamp": MOMENT, "previousId": "x"}
@@ -161,6 +162,7 @@ def test_the_invalid_call_is_named(client: IngestClient, call: str, document: An
     assert message in reply.json["message"]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_tenant_without_a_table_for_calls_is_rejected(client: IngestClient) -> None:
     assert client.call("track", {"userId": "u", "event": "e"}, key=OTHER_KEY).status == 403
     assert client.ask("GET", "/v1/track").headers["allow"] == "POST"

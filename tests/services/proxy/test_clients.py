@@ -179,6 +179,7 @@ def test_a_client_gets_the_result_of_the_tables_own_query(world: ProxiedLake, cl
     assert CLIENTS[client](world.acme, "events", "u", "v") == world.latest
 
 
+@pytest.mark.sampled(days=3)
 @quick
 def test_a_tenant_of_one_partition_gets_its_rows_alone(world: ProxiedLake, client: str) -> None:
     expected = [group for group in world.latest if group[0] == 42]
@@ -194,12 +195,14 @@ def test_a_bucket_with_a_time_shows_that_snapshot(world: ProxiedLake, client: st
 
 
 # Other clients check the bucket's name, parse the text before `@` as a user, or sign the `@` differently from S3.
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("client", ["duckdb", "chdb", "pyarrow", "pandas"])
 def test_a_bucket_with_a_readable_time_shows_that_snapshot(world: ProxiedLake, client: str) -> None:
     result = CLIENTS[client](world.acme, f"events@{world.before:%Y-%m-%dT%H:%M:%SZ}", "u", "v")
     assert result == world.older
 
 
+@pytest.mark.sampled(days=3)
 @quick
 def test_a_wrong_secret_is_refused(world: ProxiedLake, client: str) -> None:
     with pytest.raises(Exception, match=r"SignatureDoesNotMatch|403|ACCESS_DENIED"):
@@ -344,6 +347,7 @@ def _aws(access: Access, *arguments: str) -> str:
 # ---------------------------------------------------------------------------------------- what engines do besides
 
 
+@pytest.mark.sampled(days=3)
 def test_duckdb_reads_partitions_globs_and_lists_of_files(world: ProxiedLake) -> None:
     con = duckdb_connection(world.acme)
     keys = _keys(world.acme, "events")
@@ -412,6 +416,7 @@ def test_arrow_prunes_partitions_by_their_paths(world: ProxiedLake) -> None:
     assert all(line.startswith("/events/d=2026-11-21/u=42/") for line in others)
 
 
+@pytest.mark.sampled(days=3)
 def test_obstore_lists_folders_and_reads_many_ranges(world: ProxiedLake) -> None:
     store = obstore_store(world.acme, "events")
     folders = obstore.list_with_delimiter(store, "d=2026-11-20")

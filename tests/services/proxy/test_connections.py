@@ -199,6 +199,7 @@ def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitS
         assert proxy.errors().count("\n") == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_a_tls_connection_beyond_the_limit_gets_503(lake: OnePartLake, sockets: ExitStack, certificates: Path) -> None:  # noqa: F811
     """If all connections are in use, those without a handshake are evicted for each other and for the next."""
     server = 'connections = 2\nstop_timeout = "0s"\n' + with_tls(certificates)
@@ -255,6 +256,7 @@ def test_a_malformed_body_fails_only_its_request(lake: OnePartLake) -> None:
         assert proxy.errors().count("\n") == 1
 
 
+@pytest.mark.sampled(days=3)
 def test_a_malformed_body_after_the_response_closes_the_connection(lake: OnePartLake) -> None:
     """Health and metrics respond without waiting for the bodies of requests."""
     with ProxyProcess(lake.config("")) as proxy, connect(int(proxy.admin.rpartition(":")[2])) as sock:

@@ -166,6 +166,7 @@ def test_further_list_parameters_match_a_real_server(pair: ProxyAndServer, versi
         assert proxy == server, sent
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.parametrize("size", ["1", "2", "5"])
 @pytest.mark.parametrize("delimiter", ["", "/", "=", "u=1"])
 @pytest.mark.parametrize("version", [1, 2])
@@ -551,6 +552,7 @@ def test_an_error_has_one_id_in_headers_and_body(runner: asyncio.Runner, tables:
 # ------------------------------------------------------------------------------------------ redirects
 
 
+@pytest.mark.sampled(days=3)
 def test_a_get_is_redirected_to_the_store(runner: asyncio.Runner, tables: TableCatalog, s3: Place) -> None:
     table = make_table(s3)
     app = make_app(tables, [VirtualBucket("events", table.uri)], redirect=True, redirect_expires_ms=60_000)

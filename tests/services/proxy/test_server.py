@@ -158,6 +158,7 @@ def test_it_prints_its_address_and_is_healthy(proxy: ProxyProcess) -> None:
     assert get(f"{proxy.admin}/ready") == (200, "ok\n")
 
 
+@pytest.mark.sampled(days=3)
 def test_an_object_is_returned_whole(world: OnePartTable, proxy: ProxyProcess) -> None:
     assert body_of(world, proxy.endpoint, KEY, SECRET).read() == world.content
 
@@ -178,6 +179,7 @@ def test_a_wrong_configuration_is_one_line_and_status_2(world: OnePartTable, tmp
     assert "conections" in done.stderr
 
 
+@pytest.mark.sampled(days=3)
 def test_without_the_extra_the_error_has_the_install_command(world: OnePartTable, tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
     done = run(written(tmp_path, world.config()), env={"PYTHONPATH": str(tmp_path)})
@@ -289,6 +291,7 @@ def test_a_connection_without_a_request_is_closed(proxy: ProxyProcess, sent: byt
         assert rest_of(sock) == b""
 
 
+@pytest.mark.sampled(days=3)
 def test_slow_bytes_do_not_keep_a_connection(proxy: ProxyProcess) -> None:
     with connect(proxy) as sock:
         sock.sendall(b"GET /-/health HTTP/1.1\r\nX-Slow: ")
@@ -439,6 +442,7 @@ def test_metrics_have_only_authenticated_tenants(world: OnePartTable, proxy: Pro
 # ------------------------------------------------------------------------------------------------ the access log
 
 
+@pytest.mark.sampled(days=3)
 def test_the_access_log_has_each_request_and_no_secret(world: OnePartTable, proxy: ProxyProcess) -> None:
     s3 = client(proxy.endpoint)
     url = s3.generate_presigned_url("get_object", Params={"Bucket": "events", "Key": world.key})

@@ -660,6 +660,7 @@ def test_random_requests_are_rejected_with_codes_of_s3(path: str, query: str, he
     refusal(S3Request("GET", path, query, tuple(headers)))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=200)
 @given(pieces=st.lists(st.sampled_from(["header", "query"]), min_size=1, max_size=3), data=st.data())
@@ -685,6 +686,7 @@ def test_an_edited_request_is_rejected_or_equivalent(pieces: list[str], data: st
 some_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 @settings(max_examples=150)
 @given(

@@ -194,6 +194,7 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: Changin
     assert len({len(a.answer) for a in good}) > 3
 
 
+@pytest.mark.sampled(days=3)
 def test_a_bucket_with_a_time_stays_as_it_is_while_the_table_changes(world: ChangingLake) -> None:
     table = world.table("sessions")
     with changing(table, cleanup=False) as (changes, writer):

@@ -1007,6 +1007,7 @@ def test_the_same_request_may_come_again_while_its_signature_is_valid(world: Att
         assert [world.send(request).status for _ in range(3)] == [200, 200, 200]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_held_part_can_be_fetched_by_its_key_but_is_not_listed(holding: AttackedProxy) -> None:
     reply = holding.send(holding.ask(dead(holding)))
     assert (reply.status, reply.body) == (200, holding.lake.content(holding.lake.dead["1"]))

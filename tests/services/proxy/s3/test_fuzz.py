@@ -174,6 +174,7 @@ def blobs(chance: random.Random, asker: Asker) -> Iterator[bytes]:
                 yield good[:start] + good[stop:]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_the_proxy_survives_any_bytes(asker: Asker) -> None:
     chance = random.Random(SEED)
