@@ -1,9 +1,11 @@
-"""Readers of a Delta log: deltalake, and a small one for stores without it."""
+"""Readers of a Delta log: deltalake, DuckDB with its extension, and a small one for stores without them."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,13 +33,33 @@ def by_delta(table: Table, version: int | None = None) -> deltalake.DeltaTable:
     return deltalake.DeltaTable(table.uri, version=version, storage_options=options if s3 else None)
 
 
+def duckdb_with(*extensions: str) -> duckdb.DuckDBPyConnection:
+    """Connect to a DuckDB with these extensions, which are loaded from their wheels."""
+    con = duckdb.connect()
+    con.execute("SET TimeZone = 'UTC'")
+    for name in extensions:
+        module = importlib.import_module(f"duckdb_extension_{name}")
+        [path] = Path(module.__path__[0]).rglob(f"{name}.duckdb_extension")
+        con.load_extension(str(path))
+    return con
+
+
+def by_duckdb(table: Table, version: int | None = None, *, where: str = "true") -> pa.Table:
+    """Read a table in a folder with DuckDB's extension for Delta."""
+    of_version = "" if version is None else f", version = {version}"
+    with duckdb_with("delta") as con:
+        return con.execute(f"SELECT * FROM delta_scan('{table.uri}'{of_version}) WHERE {where}").to_arrow_table()
+
+
 def check_same(table: Table, *, without: tuple[str, ...] = ()) -> None:
-    """Delta's readers see the rows that a query sees."""
+    """Delta's readers see the rows that a query sees: deltalake, and DuckDB for a table in a folder."""
     ours = table.query("SELECT * FROM t").to_arrow()
     columns = [c for c in ours.column_names if c not in without]
-    theirs = by_delta(table).to_pyarrow_table()
-    assert sorted(theirs.column_names) == sorted(columns)
-    assert texts(theirs, columns) == texts(ours, columns)
+    readers = {"deltalake": lambda: by_delta(table).to_pyarrow_table(), "duckdb": lambda: by_duckdb(table)}
+    for name in readers if table.handle.location.scheme == "file" else ("deltalake",):
+        theirs = readers[name]()
+        assert sorted(theirs.column_names) == sorted(columns), name
+        assert texts(theirs, columns) == texts(ours, columns), name
 
 
 def actions(store: ObjectStore, version: int | None = None) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import chdb
@@ -18,7 +17,7 @@ from pyiceberg.table import StaticTable
 
 from icedb import Table
 from icedb.storage.obstore_store import ObjectStore
-from tests.support.tables.delta_reading import texts
+from tests.support.tables.delta_reading import duckdb_with, texts
 
 
 def by_pyiceberg(table: Table, metadata: str) -> StaticTable:
@@ -34,17 +33,8 @@ def by_pyiceberg(table: Table, metadata: str) -> StaticTable:
 
 
 def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
-    """Connect to a DuckDB with the extension for Iceberg, which is loaded from its wheel."""
-    import duckdb_extension_avro
-    import duckdb_extension_iceberg
-
-    con = duckdb.connect()
-    con.execute("SET TimeZone = 'UTC'")
-    for module in (duckdb_extension_avro, duckdb_extension_iceberg):
-        name = module.__name__.removeprefix("duckdb_extension_")
-        [path] = Path(module.__path__[0]).rglob(f"{name}.duckdb_extension")
-        con.load_extension(str(path))
-    return con
+    """Connect to a DuckDB with the extension for Iceberg."""
+    return duckdb_with("avro", "iceberg")
 
 
 def rows_by_pyiceberg(table: Table, metadata: str, snapshot_id: int | None = None) -> pa.Table:
