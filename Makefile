@@ -59,7 +59,7 @@ dbt-test:  ## Test the plugin of dbt-duckdb and its example, in an environment o
 	@.venv-dbt/bin/python -m pytest -c tests/dbt/pytest.ini --rootdir . --confcutdir tests/dbt tests/dbt
 
 # The tests use an archive of Spark's classes, with which Java starts quickly, and Azure's emulator, which needs npm.
-# Without npm, the tests of Azure are skipped.
+# Without npm, the tests of Azure are skipped. The emulator of Google Cloud is a wheel of the extra dev, for Linux.
 $(VENV)/.installed-tests: $(VENV)/.installed-dev
 	@echo "Making an archive of Spark's classes, so that the tests' Java processes start quickly"
 	@$(BIN)/python -m tests.support.spark.quick_java

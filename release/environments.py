@@ -22,7 +22,7 @@ __all__ = ["ROOT", "Environment", "StepOutcome", "build", "environment", "find_p
 ROOT = Path(__file__).parents[1]
 UV = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}") or "uv"
 #: Variables of the user that would change the behaviour of an environment.
-_DROPPED_VARIABLES = re.compile(r"^(AWS_|AZURE_|DAGSTER_|ICEDB_|PYTHON|VIRTUAL_ENV$|SPARK_|JAVA_HOME$)")
+_DROPPED_VARIABLES = re.compile(r"^(AWS_|AZURE_|DAGSTER_|GOOGLE_|ICEDB_|PYTHON|VIRTUAL_ENV$|SPARK_|JAVA_HOME$)")
 #: Maximum number of lines of a failed program's output in a report.
 _LINES_MAX = 15
 

@@ -44,7 +44,7 @@ from icedb.storage.credentials import (
 from icedb.storage.google_cloud import GoogleAccess, google_access
 from icedb.storage.option_names import known_options
 
-__all__ = ["Location", "StoreOptions", "parse_location", "with_log"]
+__all__ = ["Location", "StoreOptions", "parse_beside", "parse_location", "with_log"]
 
 # Of several names of one option, the first takes precedence.
 _OPTIONS = {
@@ -126,12 +126,6 @@ class Location:
         """Bucket, endpoint and credentials. Between locations with equal access, a store can copy objects."""
         return self.scheme, self.root, self.endpoint, self.explicit_credentials, self.provider, self.cloud
 
-    def reached_as(self, other: Location) -> Location:
-        """Return this address with the endpoint and credentials of another, if both are in stores of the same kind."""
-        if self.scheme != other.scheme or self.scheme not in ("s3", "az", "gs"):
-            return self
-        return replace(other, root=self.root, prefix=self.prefix, log=None)
-
     @property
     def storage_options(self) -> dict[str, str]:
         """The options that `parse_location` needs for this address. Contains secrets."""
@@ -201,6 +195,22 @@ def parse_location(
     )
 
 
+def parse_beside(
+    uri: str | os.PathLike[str], home: Location, storage_options: Mapping[str, str] | None = None
+) -> Location:
+    """Parse a URI. Without options, one in a store of the same kind as `home` has its endpoint and credentials.
+
+    Raises InvalidURI, InvalidOption, AccessDenied.
+    """
+    if storage_options is not None:
+        return parse_location(uri, storage_options)
+    of_cloud = home.cloud is not None and os.fspath(uri).lower().startswith(f"{home.scheme}://")
+    location = parse_location(uri, home.storage_options if of_cloud else None)
+    if location.scheme != home.scheme or location.scheme not in ("s3", "az", "gs"):
+        return location
+    return replace(home, root=location.root, prefix=location.prefix, log=None)
+
+
 def _parse(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Location:
     text = os.fspath(uri)
     scheme, separator, rest = text.partition("://")
@@ -241,7 +251,7 @@ def with_log(
         if options is not None:
             raise InvalidOption(f"{location.uri}: log_storage_options is set, but no log_uri. Set log_uri as well.")
         return location
-    log = parse_location(log_uri, options)
+    log = parse_beside(log_uri, location, options)
     if options is None and log.scheme == location.scheme:
         log = replace(location, root=log.root, prefix=log.prefix)
     if (log.uri, log.endpoint) == (location.uri, location.endpoint):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import duckdb
 import polars as pl
@@ -12,7 +15,13 @@ import icedb
 from icedb.engines import arrow, polars
 from icedb.engines.duckdb.attached_tables import attach
 from icedb.errors import AccessDenied, BucketNotFound
+from icedb.sql.connections import load_httpfs
+from tests.support.object_stores.counting_proxy import CountingProxy
 from tests.support.object_stores.stores import Place
+from tests.support.tables.delta_reading import duckdb_with
+
+#: Partition values with the characters that addresses encode.
+CITIES = ("New York", "50%", "Zürich", "a/b", "+")
 
 
 def test_a_table_works_in_a_cloud(cloud: Place) -> None:
@@ -42,9 +51,37 @@ def test_a_table_works_in_a_cloud(cloud: Place) -> None:
     assert again.query("SELECT sum(n) FROM t").fetchall() == [(15,)]
 
 
+def test_simultaneous_writers_and_merges_lose_no_row(cloud: Place) -> None:
+    icedb.Table.create(cloud.uri, schema={"n": "BIGINT"}, storage_options=cloud.storage_options)
+
+    def work(number: int) -> None:
+        events = icedb.Table.open(cloud.uri, storage_options=cloud.storage_options)
+        for n in range(3):
+            events.insert([{"n": 3 * number + n}])
+        events.merge()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    events = icedb.Table.open(cloud.uri, storage_options=cloud.storage_options)
+    assert events.query("SELECT list(n ORDER BY n) FROM t").fetchall() == [(list(range(18)),)]
+    assert events.verify(deep=True).ok
+
+
+def test_addresses_beside_a_table_have_its_access(cloud: Place) -> None:
+    log = f"{cloud.uri}-log"
+    events = icedb.Table.create(cloud.uri, log_uri=log, storage_options=cloud.storage_options)
+    events.insert([{"n": n} for n in range(10)])
+    assert events.export_delta().parts == 1
+    events.export_parquet(f"{cloud.uri}-plain")
+    imported = f"{cloud.uri}-imported"
+    icedb.Table.create_from_files(imported, f"{cloud.uri}-plain", storage_options=cloud.storage_options)
+    again = icedb.Table.open(imported, storage_options=cloud.storage_options)
+    assert again.query("SELECT sum(n) FROM t").fetchall() == [(45,)]
+
+
 def test_engines_read_copies(cloud: Place) -> None:
     events = icedb.Table.create(cloud.uri, partition_by=["city"], storage_options=cloud.storage_options)
-    for city in ("New York", "50%", "Zürich", "a/b", "+"):
+    for city in CITIES:
         events.insert([{"city": city, "n": n} for n in range(10)])
     assert sum(arrow.dataset(events.snapshot()).to_table()["n"].to_pylist()) == 225
     assert polars.scan(events.snapshot()).filter(pl.col("city") == "50%").collect()["n"].sum() == 45
@@ -65,3 +102,47 @@ def test_a_missing_container_or_bucket_is_named(cloud: Place) -> None:
     scheme = cloud.uri.partition("://")[0]
     with pytest.raises(BucketNotFound, match=r"the (container|bucket) 'no-such-place' does not exist"):
         icedb.Table.create(f"{scheme}://no-such-place/events", storage_options=cloud.storage_options)
+
+
+# ------------------------------------------------------------------------------------------ DuckDB without copies
+
+
+@pytest.mark.azure
+def test_duckdbs_extension_for_azure_requests_ranges(azure: Place, azure_options: dict[str, str]) -> None:
+    events = icedb.Table.create(azure.uri, partition_by=["city"], storage_options=azure_options)
+    rows = [{"city": city, "n": n, "large": os.urandom(20_000)} for city in CITIES for n in range(10)]
+    events.insert(rows)
+    endpoint = urlsplit(azure_options["AZURE_STORAGE_ENDPOINT"])
+    with CountingProxy(f"http://{endpoint.netloc}").running() as proxy, duckdb_with("azure") as con:
+        address = f"{proxy.endpoint}{endpoint.path}"
+        snapshot = icedb.Table.open(
+            azure.uri, storage_options=azure_options | {"AZURE_STORAGE_ENDPOINT": address}
+        ).snapshot()
+        proxy.reset()
+        assert snapshot.query("SELECT sum(n) FROM t").fetchall() == [(225,)]
+        copied = [r.down for r in proxy.requests]
+        con.execute(
+            "CREATE SECRET (TYPE azure, CONNECTION_STRING 'DefaultEndpointsProtocol=http;AccountName=icedbtests;"
+            f"AccountKey={azure_options['AZURE_STORAGE_ACCOUNT_KEY']};BlobEndpoint={address}')"
+        )
+        proxy.reset()
+        paths = [part.path for part in snapshot.files()]
+        assert con.execute("SELECT sum(n) FROM read_parquet($1)", [paths]).fetchall() == [(225,)]
+        ranges = [r.down for r in proxy.requests]
+    # One request for each part with all of its bytes, or several requests with few bytes.
+    assert len(copied) == len(CITIES) < len(ranges)
+    assert sum(ranges) < 200_000 < 1_000_000 < sum(copied)
+
+
+@pytest.mark.google
+def test_duckdbs_httpfs_reads_parts_in_google_cloud(google: Place, google_options: dict[str, str]) -> None:
+    events = icedb.Table.create(google.uri, partition_by=["city"], storage_options=google_options)
+    events.insert([{"city": city, "n": n} for city in CITIES for n in range(10)])
+    host = urlsplit(google_options["GOOGLE_BASE_URL"]).netloc
+    with duckdb.connect() as con:
+        load_httpfs(con)
+        for keys in ("BEARER_TOKEN 'any'", "KEY_ID 'any', SECRET 'any'"):
+            options = f"{keys}, ENDPOINT '{host}', USE_SSL false, URL_STYLE 'path'"
+            con.execute(f"CREATE OR REPLACE SECRET of_google (TYPE gcs, {options})")
+            paths = [part.path for part in events.snapshot().files()]
+            assert con.execute("SELECT sum(n) FROM read_parquet($1)", [paths]).fetchall() == [(225,)]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from icedb.errors import CommitStateUnknown, InvalidOption, StoreUnavailable
-from icedb.storage.location import Location, parse_location
+from icedb.storage.location import Location, parse_beside
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.append import PutOutcome, put_if_absent
 from icedb.transaction.table_handle import Handle
@@ -82,10 +82,8 @@ def open_target(
     handle: Handle, target: str | os.PathLike[str], storage_options: Mapping[str, str] | None, *, overwrite: bool
 ) -> ExportTarget:
     """Check the target without a change. Raises InvalidOption if it cannot take an export, the store's errors."""
-    location = parse_location(target, storage_options)
     home = handle.location
-    if storage_options is None:
-        location = location.reached_as(home)
+    location = parse_beside(target, home, storage_options)
     store = handle.store.sibling(location) if storage_options is None else open_store(location)
     root = f"{location.prefix}/" if location.prefix else ""
     _check_apart(handle, location)

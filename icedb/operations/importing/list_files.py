@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from icedb.errors import InvalidOption
 from icedb.format.keys import NULL_VALUE
-from icedb.storage.location import Location, parse_location
+from icedb.storage.location import Location, parse_beside
 from icedb.storage.obstore_store import ObjectInfo, ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.table_place import is_table
 
@@ -81,12 +81,10 @@ def open_source(
     """
     address = os.fspath(source)
     base, pattern = _split_glob(address)
-    location = parse_location(base, storage_options)
+    home = table.location
+    location = parse_beside(base, home, storage_options)
     if location.scheme == "file" and Path(location.root).is_file():
         pattern, location = Path(location.root).name, replace(location, root=str(Path(location.root).parent))
-    home = table.location
-    if storage_options is None:
-        location = location.reached_as(home)
     same = location.scheme != "file" and location.access == home.access
     store = Origin(location, same).store(table)
     _refuse_other_table(store, location, home, address)
