@@ -62,6 +62,11 @@ class LiveParts(Sequence[Part]):
         """Return the parts at these places, which ascend."""
         return LiveParts(self._handle, self.markers.chosen(places))
 
+    def paths(self, keys: Iterable[str]) -> list[str]:
+        """Return the paths of parts with these keys."""
+        root = self._handle.location.root_uri
+        return [f"{root}/{key}" for key in keys]
+
     def cache_stats(self, column: tuple[str, str], stats: pa.Table) -> None:
         """Cache the statistics of a column, and drop those of the oldest columns."""
         self.cached_stats = dict([*self.cached_stats.items(), (column, stats)][-_CACHED_COLUMNS_MAX:])

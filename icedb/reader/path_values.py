@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from icedb.errors import InvalidPartitionValue
 from icedb.format.keys import decode_partition
+from icedb.reader.lazy_parts import LiveParts
 from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
 from icedb.reader.snapshot import Snapshot
 from icedb.sql.connections import connect_reader, quote_name
@@ -30,17 +31,24 @@ def path_values(snapshot: Snapshot, parts: Sequence[Part], columns: Sequence[str
     """
     if not columns:
         return [{} for _ in parts]
+    paths = _partitions(parts)
     by_path: dict[str, PathValues] = {}
-    parts_to_open: list[Part] = []
-    for part in parts:
-        if part.partition not in by_path:
-            values = decode_partition(part.partition)
-            if values.keys() >= set(columns):
-                by_path[part.partition] = {c: values[c] for c in columns}
-            else:
-                parts_to_open.append(part)
-    by_key = _from_rows(snapshot, parts_to_open, columns) if parts_to_open else {}
-    return [by_key.get(p.key) or by_path[p.partition] for p in parts]
+    for path in set(paths):
+        values = decode_partition(path)
+        if values.keys() >= set(columns):
+            by_path[path] = {c: values[c] for c in columns}
+    parts_to_open = [parts[place] for place, path in enumerate(paths) if path not in by_path]
+    if not parts_to_open:
+        return [by_path[path] for path in paths]
+    by_key = _from_rows(snapshot, parts_to_open, columns)
+    return [by_path[path] if path in by_path else by_key[part.key] for path, part in zip(paths, parts, strict=True)]
+
+
+def _partitions(parts: Sequence[Part]) -> list[str]:
+    if not isinstance(parts, LiveParts):
+        return [part.partition for part in parts]
+    paths, numbers = parts.partitions
+    return [paths[number] for number in numbers]
 
 
 def _from_rows(snapshot: Snapshot, parts: Sequence[Part], columns: Sequence[str]) -> dict[str, PathValues]:

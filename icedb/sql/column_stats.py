@@ -22,8 +22,10 @@ __all__ = [
     "TEXT_MAX",
     "TEXT_TYPES",
     "Bounds",
+    "DecodedBounds",
     "bounds",
     "bounds_of",
+    "decoded_bounds",
     "encode_statistics",
     "figures_sql",
     "statistics_columns",
@@ -37,6 +39,9 @@ _AFTER_SURROGATES = 0xE000
 
 #: Minimum and maximum as text, and the number of nulls.
 Bounds = tuple[str | None, str | None, int]
+_Bound = bool | int | str | None
+#: Minimum and maximum as in JSON, and the number of nulls.
+DecodedBounds = tuple[_Bound, _Bound, int]
 
 _JSON_TYPES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "BOOLEAN")
 #: Types whose bounds are DuckDB's texts.
@@ -121,6 +126,14 @@ def bounds_of(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[list[B
 
     Bounds are None if a marker has no statistics of the column, or invalid ones from another program.
     """
+    decoded = decoded_bounds(stats, columns)
+    if all(type_ in TEXT_TYPES for type_ in columns.values()):
+        return list(map(list, decoded))  # type: ignore[arg-type]
+    return [[t and (_text(t[0]), _text(t[1]), t[2]) for t in of_part] for of_part in decoded]
+
+
+def decoded_bounds(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[tuple[DecodedBounds | None, ...]]:
+    """Return the bounds as `bounds_of` does, but as they are in JSON: an int, a bool or a text, by the type."""
     decoder = _decoder(tuple(columns.items()))
     texts = [b"{}" if isinstance(one, msgspec.UnsetType) else one for one in stats]
     try:
@@ -129,10 +142,7 @@ def bounds_of(stats: Sequence[Stats], columns: Mapping[str, str]) -> list[list[B
         decoded = []
     if len(decoded) != len(texts):
         decoded = [_decoded(decoder, text) for text in texts]
-    tuples = map(msgspec.structs.astuple, decoded)
-    if all(type_ in TEXT_TYPES for type_ in columns.values()):
-        return list(map(list, tuples))
-    return [[t and (_text(t[0]), _text(t[1]), t[2]) for t in of_part] for of_part in tuples]
+    return list(map(msgspec.structs.astuple, decoded))
 
 
 def _decoded(decoder: msgspec.json.Decoder[msgspec.Struct], text: bytes | msgspec.Raw) -> msgspec.Struct:
@@ -142,7 +152,6 @@ def _decoded(decoder: msgspec.json.Decoder[msgspec.Struct], text: bytes | msgspe
         return decoder.decode(b"{}")
 
 
-_Bound = bool | int | str | None
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
@@ -151,7 +160,8 @@ def _decoder(columns: tuple[tuple[str, str], ...]) -> msgspec.json.Decoder[msgsp
     """Return a decoder of these columns, which skips the others."""
     fields = [(f"c{n}", tuple[_of_type(t), _of_type(t), _Count] | None, None) for n, (_, t) in enumerate(columns)]  # type: ignore[misc]
     names = {f"c{n}": column for n, (column, _) in enumerate(columns)}
-    return msgspec.json.Decoder(msgspec.defstruct("ColumnBounds", fields, rename=names))
+    # Without the garbage collector, which would visit all of them several times.
+    return msgspec.json.Decoder(msgspec.defstruct("ColumnBounds", fields, rename=names, gc=False))
 
 
 def _of_type(type_: str) -> Any:

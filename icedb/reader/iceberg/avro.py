@@ -21,8 +21,8 @@ _LEVEL = 1
 
 
 def _varint(value: int) -> bytes:
-    encoded = bytearray()
     zigzag = (value << 1) ^ (value >> 63)
+    encoded = bytearray()
     while zigzag > 0x7F:
         encoded.append(zigzag & 0x7F | 0x80)
         zigzag >>= 7
@@ -30,6 +30,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+# Most numbers of a manifest are sizes of blocks and texts, counts of nulls and of rows.
 _SMALL = [_varint(value) for value in range(1024)]
 
 
@@ -64,16 +65,14 @@ def avro_file(schema: bytes, properties: Mapping[str, bytes], records: Sequence[
     The same records have the same bytes: the marker between blocks is a digest of the schema and the records.
     """
     header = {"avro.schema": schema, "avro.codec": b"deflate", **properties}
-    marker = hashlib.sha256(schema)
-    for record in records:
-        marker.update(record)
-    sync = marker.digest()[:16]
+    starts = range(0, len(records), _RECORDS_PER_BLOCK)
+    bodies = [b"".join(records[start : start + _RECORDS_PER_BLOCK]) for start in starts]
+    sync = hashlib.sha256(b"".join([schema, *bodies])).digest()[:16]
     blocks = [b"Obj\x01", _map(header.items()), sync]
-    for first in range(0, len(records), _RECORDS_PER_BLOCK):
-        some = records[first : first + _RECORDS_PER_BLOCK]
+    for start, body in zip(starts, bodies, strict=True):
         deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        body = deflate.compress(b"".join(some)) + deflate.flush()
-        blocks += [avro_long(len(some)), avro_bytes(body), sync]
+        compressed = deflate.compress(body) + deflate.flush()
+        blocks += [avro_long(min(_RECORDS_PER_BLOCK, len(records) - start)), avro_bytes(compressed), sync]
     return b"".join(blocks)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
 
 from icedb.reader.iceberg.avro import avro_boolean, avro_long, avro_text
-from icedb.sql.connections import connect_sandbox
+from icedb.sql.sandbox_pool import scratch_connection
 
-__all__ = ["avro_type", "avro_value", "binary_value", "lower_bound", "parse_values", "upper_bound"]
+__all__ = ["avro_type", "avro_value", "binary_value", "encode_bounds", "parse_values"]
 
 # Enough digits for each decimal; Python's default has 28.
 _EXACT = Context(prec=80)
@@ -43,7 +43,7 @@ def parse_values(type_: str, texts: Sequence[str | None]) -> list[Any]:
 
 
 def _queried(value: str, texts: Sequence[str | None]) -> list[Any]:
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         con.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
         return [v for (v,) in con.execute(f"SELECT {value} FROM texts").fetchall()]
 
@@ -83,25 +83,36 @@ def binary_value(type_: str, value: Any) -> bytes:
     return _STRUCTS[type_].pack(value)
 
 
-def lower_bound(type_: str, value: Any) -> bytes | None:
-    """Encode a value that no value of a column is less than. None if the type has no such bounds."""
+def encode_bounds(type_: str, values: Iterable[Any], *, upper: bool = False) -> list[bytes | None]:
+    """Encode values that no value of a column is less than, or greater than if `upper`. None for no such value.
+
+    All are None if the type has no such bounds.
+    """
     if type_ in ("float", "double"):
-        if not math.isfinite(value):
+        # Iceberg's order has -0.0 before 0.0, and DuckDB's bounds do not tell which it is.
+        zero = 0.0 if upper else -0.0
+        values = [None if v is None or not math.isfinite(v) else v or zero for v in values]
+    encode = _BOUNDS.get(type_)
+    if encode is None:
+        return [None for _ in values]
+    return [None if v is None else encode(v) for v in values]
+
+
+def _packed(form: str) -> Callable[[Any], bytes | None]:
+    pack = struct.Struct(form).pack
+
+    def packed(value: Any) -> bytes | None:
+        try:
+            return pack(value)
+        except (struct.error, OverflowError):  # another program recorded a number that is not of the type
             return None
-        value = value or -0.0  # Iceberg's order has -0.0 before 0.0, and DuckDB's bounds do not tell which it is
-    if type_ not in ("string", "boolean") and type_ not in _STRUCTS:
-        return None
-    try:
-        return binary_value(type_, value)
-    except struct.error:  # another program recorded a number that is not of the type
-        return None
+
+    return packed
 
 
-def upper_bound(type_: str, value: Any) -> bytes | None:
-    """Encode a value that no value of a column is greater than. None if the type has no such bounds."""
-    if type_ in ("float", "double") and value == 0:
-        return _STRUCTS[type_].pack(0.0)
-    return lower_bound(type_, value)
+_BOUNDS: dict[str, Callable[[Any], bytes | None]] = {
+    "string": str.encode, "boolean": avro_boolean, **{type_: _packed(s.format) for type_, s in _STRUCTS.items()},
+}  # fmt: skip
 
 
 def avro_type(type_: str, name: str) -> Any:
