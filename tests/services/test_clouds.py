@@ -35,7 +35,8 @@ def test_the_proxy_shows_a_table_in_a_cloud(cloud: Place) -> None:
     events = icedb.Table.create(cloud.uri, partition_by=["d"], storage_options=cloud.storage_options)
     for n in range(4):
         events.insert([{"d": f"2026-11-2{n % 2}", "n": n}])
-    config = f'{CONFIG}redirect = false\n{TENANT}keys = [{{ id = "ACMEKEY1", secret = "{SECRET}" }}]\n'
+    # There is no address to redirect to, so the proxy sends the bytes.
+    config = f'{CONFIG}redirect = true\n{TENANT}keys = [{{ id = "ACMEKEY1", secret = "{SECRET}" }}]\n'
     config += f'[[tenant.bucket]]\nname = "events"\ntable = "{cloud.uri}"\n'
     config, variables = _with_options(config, cloud)
     with ProxyProcess(config, variables) as proxy:

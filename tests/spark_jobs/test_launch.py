@@ -167,6 +167,10 @@ def ended(status: int, *arguments: str) -> None:
         ([PROGRAM, "--set", "conf.spark.my.password=hush"], "error: LocalSpark: spark.my.password would be on*"),
         ([PROGRAM, "--set", "env.PASSWORD=hush"], "error: local: the setting env would be on a command line*"),
         ([PROGRAM, "--", "--storage-option=AWS_SESSION_TOKEN=hush"], "error: *: AWS_SESSION_TOKEN would be on*"),
+        (
+            [PROGRAM, "--", "--storage-option=AZURE_STORAGE_ACCOUNT_KEY=hush"],
+            "error: *: AZURE_STORAGE_ACCOUNT_KEY would*",
+        ),
         ([PROGRAM, "--on", "connect"], "error: ConnectSpark: remote: *. Give the field in the file, or with --set."),
         ([PROGRAM, "--on", "connect", "--set", "remote=h:1"], "error: ConnectSpark: remote is 'h:1'; give sc://*"),
         (

@@ -21,6 +21,7 @@ pytest.importorskip("pyspark")
 
 from icedb import Table
 from icedb.errors import InvalidOption
+from icedb.storage.option_names import SECRET_OPTIONS
 from spark_jobs import backfill, export_table, ingest_events, merge_table, stream_events
 from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
 from tests.support.object_stores.stores import Place
@@ -180,10 +181,11 @@ def test_a_table_is_created_from_parquet_and_from_lines_without_a_schema(
 def test_invalid_arguments_print_no_secret(events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write_lines(tmp_path / "raw.jsonl", GOOD))
     command = ["--input", path, "--table", events.uri]
-    assert ingest_events.main([*command, "--storage-option", "AWS_SECRET_ACCESS_KEY=hidden"]) == 2
-    err = capsys.readouterr().err
-    assert "AWS_SECRET_ACCESS_KEY is a secret" in err.splitlines()[-1]
-    assert "hidden" not in err
+    for name in sorted(SECRET_OPTIONS):
+        assert ingest_events.main([*command, "--storage-option", f"{name}=hidden"]) == 2
+        err = capsys.readouterr().err
+        assert f"{name} is a secret" in err.splitlines()[-1]
+        assert "hidden" not in err
     assert ingest_events.main([*command, "--storage-options", "AWS_SECRET_ACCESS_KEY=hidden"]) == 2
     err = capsys.readouterr().err
     assert "unrecognized arguments: --storage-options AWS_SECRET_ACCESS_KEY=..." in err.splitlines()[-1]
