@@ -30,7 +30,7 @@ from icedb.services.proxy.iceberg.rest import RestError, rest_error, rest_error_
 from icedb.services.proxy.iceberg_routes import TOKENS_OPERATION, IcebergRoutes
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.metrics import ABORTED, ProxyMetrics
-from icedb.services.proxy.request_body import check_body, check_head, has_body, read_body
+from icedb.services.proxy.request_body import UnauthenticatedBodies, check_body, check_head, has_body
 from icedb.services.proxy.routing import NO_OPERATION, Operations, operation_name
 from icedb.services.proxy.s3.address import Address, parse_address
 from icedb.services.proxy.s3.request import S3Request
@@ -50,6 +50,9 @@ HEALTH_PATH = "/-/health"
 _SERVER_ERRORS = frozenset({"InternalError", "ServiceUnavailable"})
 # An unauthenticated client gets one response on a connection, so that it cannot occupy the connection.
 _CLOSE_HEADER = ("connection", "close")
+# A client that has not authenticated may keep a connection until it is evicted. Connections whose token request has no
+# complete body yet cannot be evicted, so they are a small share of all.
+TOKEN_BODIES_SHARE = 16
 STEPS_PER_SECOND = 4
 STEP_BYTES_MIN = 4 * 1024
 
@@ -98,6 +101,7 @@ class ProxyApp:
         self._operations = Operations(tables, Listings(tables), settings.region, redirect_for, metadata)
         self._iceberg = None
         if iceberg is not None and metadata is not None:
+            self._token_bodies = UnauthenticatedBodies(max(1, settings.connections // TOKEN_BODIES_SHARE))
             self._iceberg = IcebergRoutes(metadata, directory, iceberg, settings, self._clock.now_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,19 +170,18 @@ class ProxyApp:
     async def _respond_rest(self, iceberg: IcebergRoutes, exchange: _Exchange, receive: Receive) -> S3Response:
         request = exchange.request
         if iceberg.wants_token(request):
-            owner = await iceberg.authenticate_client(request, await read_body(request, receive))
-            exchange.caller = AuthenticatedCaller(owner.tenant, owner.key.id, None)
             exchange.operation = TOKENS_OPERATION
+            owner = await iceberg.authenticate_client(request, await self._token_bodies.read(request, receive))
+            exchange.caller = AuthenticatedCaller(owner)
             with self._limiter.enter(owner.tenant):
                 return iceberg.token_response(owner)
-        caller, owner = await iceberg.authenticate(request)
-        exchange.caller = caller
+        caller = exchange.caller = await iceberg.authenticate(request)
         operation = iceberg.operation(request)
         exchange.operation = operation.name
         with self._limiter.enter(caller.tenant):
             if caller.payload_sha256 is not None or has_body(request):
                 await check_body(request, receive, sha256=caller.payload_sha256)
-            return await iceberg.respond(operation, owner, request)
+            return await iceberg.respond(operation, caller.owner, request)
 
     # ------------------------------------------------------------------------------------ sending
 

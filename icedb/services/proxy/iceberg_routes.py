@@ -99,27 +99,23 @@ class IcebergRoutes:
 
     # ------------------------------------------------------------------------------------ authentication
 
-    async def authenticate(self, request: S3Request) -> tuple[AuthenticatedCaller, KeyOwner]:
-        """Return the caller and its key, by a bearer token or a signature. Raises RestError, S3Error."""
+    async def authenticate(self, request: S3Request) -> AuthenticatedCaller:
+        """Return the caller, by a bearer token or a signature. Raises RestError, S3Error."""
         authorization = request.header("authorization") or ""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
             owner = await token_owner(token.strip(), self._directory, now_ms=self._now_ms())
             if owner is None:
                 raise _not_authorized("The bearer token is invalid or expired. Request another one.")
-            return AuthenticatedCaller(owner.tenant, owner.key.id, None), owner
+            return AuthenticatedCaller(owner)
         if not authorization:
             raise _not_authorized("The request has no bearer token and no signature.")
         try:
-            caller = await authenticate(request, self._directory, now_ms=self._now_ms(), services=_SERVICES)
+            return await authenticate(request, self._directory, now_ms=self._now_ms(), services=_SERVICES)
         except S3Error as error:
             if error.status in (400, 403):
                 raise _not_authorized(error.message) from None
             raise
-        owner = await self._directory.find(caller.access_key_id)
-        if owner is None:
-            raise _not_authorized("The access key does not exist.")
-        return caller, owner
 
     async def authenticate_client(self, request: S3Request, body: bytes) -> KeyOwner:
         """Return the owner of the key in a request for a token. Raises RestError, S3Error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 from starlette.types import Receive
@@ -9,10 +10,43 @@ from starlette.types import Receive
 from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
 
-__all__ = ["check_body", "check_head", "has_body", "read_body"]
+__all__ = ["UnauthenticatedBodies", "check_body", "check_head", "has_body"]
 
 # Read operations have no body. Clients that send one nevertheless send little.
 BODY_BYTES_MAX = 64 * 1024
+
+
+# Clients send the head and the body of a request for a token together.
+UNAUTHENTICATED_BODY_SECONDS = 2
+
+
+class UnauthenticatedBodies:
+    """Reads bodies of clients that have not authenticated: a limited number at once, and each for a short time.
+
+    Beyond the limit, the read that began first ends with an error. So clients that send no body cannot keep others from
+    getting a token.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        #: The reads that have not ended, the oldest first.
+        self._reads: dict[asyncio.Timeout, None] = {}
+
+    async def read(self, request: S3Request, receive: Receive) -> bytes:
+        """Return the body. Raises S3Error, as `read_body`, and RequestTimeout."""
+        if len(self._reads) >= self._at_once:
+            oldest = next(iter(self._reads))
+            del self._reads[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+        limit = asyncio.timeout(UNAUTHENTICATED_BODY_SECONDS)
+        try:
+            async with limit:
+                self._reads[limit] = None
+                return await read_body(request, receive)
+        except TimeoutError:
+            raise S3Error("RequestTimeout") from None
+        finally:
+            self._reads.pop(limit, None)
 
 
 def has_body(request: S3Request) -> bool:

@@ -25,7 +25,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.compat import HTTPHeaders
 from botocore.credentials import ReadOnlyCredentials
 
-from icedb.services.proxy.config.tenants import Tenant, TenantDirectory
+from icedb.services.proxy.config.tenants import KeyOwner, Tenant, TenantDirectory
 from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
 
@@ -68,12 +68,21 @@ _UNKNOWN_KEY_SECRET = secrets.token_hex(20)
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedCaller:
-    """The tenant that signed a request."""
+    """The owner of the key with which a request was authenticated."""
 
-    tenant: Tenant
-    access_key_id: str
+    owner: KeyOwner
     #: The signed SHA-256 of the body in lower-case hex. None: the body was not signed.
-    payload_sha256: str | None
+    payload_sha256: str | None = None
+
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant."""
+        return self.owner.tenant
+
+    @property
+    def access_key_id(self) -> str:
+        """The id of the key."""
+        return self.owner.key.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ async def authenticate(
     if not matches:
         raise S3Error("SignatureDoesNotMatch")
     hashed = claim.payload.lower() if _SHA256.fullmatch(claim.payload) else None
-    return AuthenticatedCaller(owner.tenant, claim.access_key_id, hashed)
+    return AuthenticatedCaller(owner, hashed)
 
 
 def _claim(request: S3Request, now_ms: int, max_skew_ms: int, services: Sequence[str]) -> _SignatureClaim:

@@ -33,6 +33,7 @@ _CODES = {
     "NotImplemented": (501, "The requested feature is not implemented here."),
     "PreconditionFailed": (412, "At least one of the preconditions that you specified did not hold."),
     "RequestHeaderSectionTooLarge": (400, "The request's headers are larger than this endpoint takes."),
+    "RequestTimeout": (400, "The body of the request did not arrive in time."),
     "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),
     "ServiceUnavailable": (503, "The service is not able to handle the request. Try again later."),
     "SignatureDoesNotMatch": (

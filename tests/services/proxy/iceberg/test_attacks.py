@@ -216,7 +216,6 @@ CELLS: dict[str, Cell] = {
     "another namespace": (lambda a: with_token(a.token(), "/iceberg/v1/namespaces/rival/tables"), NO_NAMESPACE),
     "a nested namespace": (lambda a: with_token(a.token(), "/iceberg/v1/namespaces/tables%1Fx/tables"), NO_NAMESPACE),
     "an empty namespace": (lambda a: with_token(a.token(), "/iceberg/v1/namespaces//tables"), READ_ONLY),
-    # Methods and paths
     # Requests for tokens
     "a wrong secret": (lambda a: form(client_id="ACMEKEY1", client_secret="wrong"), DENIED),
     "the secret of another key": (lambda a: form(client_id="ACMEKEY1", client_secret=SECRETS["RIVALKEY1"]), DENIED),
@@ -248,7 +247,10 @@ CELLS: dict[str, Cell] = {
         lambda a: form(basic("ACMEKEY1:wrong"), client_id="ACMEKEY1", client_secret=SECRET),
         DENIED,
     ),
-    "a signed request with a huge body": (lambda a: with_token(a.token(), "/iceberg/v1/config", body=b"x" * HUGE), BAD),
+    "a token and a huge body": (
+        lambda a: with_token(a.token(), "/iceberg/v1/config", body=b"x" * HUGE),
+        BAD,
+    ),
 }
 
 NOT_THERE = (
