@@ -50,45 +50,36 @@ class BucketLayout:
 
 @dataclass
 class SeenColumns:
-    """The columns that were seen in visible parts, and the parts that were searched for the others.
+    """The undeclared columns of visible parts whose footers were read. Each footer is read once."""
 
-    Parts are immutable, so this stays true for later states as long as the part is visible.
-    """
-
-    #: Column -> the key of a part that contains it.
-    parts: dict[str, str] = field(default_factory=dict)
-    #: Column -> the keys of parts that do not contain it.
-    absent: dict[str, set[str]] = field(default_factory=dict)
+    #: The key of a part -> its columns. Parts are immutable, and the log knows all columns of a part that it names.
+    of_parts: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def find(self, handle: Handle, state: TableState, bucket: VirtualBucket) -> frozenset[str]:
         """Return the columns of the log that a visible part contains. Reads footers of visible parts only.
 
         Parts with a tombstone count as long as their state can be read, because the catalog lists it.
         """
-        seen = {c for c in state.schema if c in handle.spec.columns}
-        for column in state.schema:
-            if column not in seen and self._is_seen(handle, state, bucket, column):
-                seen.add(column)
-        return frozenset(seen)
-
-    def _is_seen(self, handle: Handle, state: TableState, bucket: VirtualBucket, column: str) -> bool:
-        seen_in = state.parts.get(self.parts.get(column, ""))
-        if seen_in is not None and _is_readable(state, seen_in):
-            return True
-        self.parts.pop(column, None)
-        markers = _naming(handle, state, bucket, column)
-        keys = {m.key for m in markers}
-        absent = self.absent.setdefault(column, set())
-        absent &= keys
-        for some in _chunks([m for m in markers if m.key not in absent]):
-            # The other columns of the same footers, too: usually all of them are in the first one.
-            wanted = [c for c in state.schema if c not in handle.spec.columns and c not in self.parts]
-            for key, columns in part_columns(handle, [handle.part(m) for m in some], wanted).items():
-                self.parts.update(dict.fromkeys(columns, key))
-            if column in self.parts:
-                return True
-            absent |= {m.key for m in some}
-        return False
+        undeclared = [c for c in state.schema if c not in handle.spec.columns]
+        self.of_parts = {
+            key: columns
+            for key, columns in self.of_parts.items()
+            if (marker := state.parts.get(key)) is not None and _is_readable(state, marker)
+        }
+        distinct = {columns: columns for columns in self.of_parts.values()}
+        for column in undeclared:
+            if any(column in columns for columns in distinct):
+                continue
+            markers = [m for m in _naming(handle, state, bucket, column) if m.key not in self.of_parts]
+            for some in _chunks(markers):
+                present = part_columns(handle, [handle.part(m) for m in some], undeclared)
+                for key, columns in present.items():
+                    one = frozenset(columns)
+                    self.of_parts[key] = distinct.setdefault(one, one)  # few sets are distinct
+                if any(column in columns for columns in present.values()):
+                    break
+        seen = frozenset().union(*distinct)
+        return frozenset(c for c in state.schema if c in handle.spec.columns or c in seen)
 
 
 def _naming(handle: Handle, state: TableState, bucket: VirtualBucket, column: str) -> list[Marker]:
