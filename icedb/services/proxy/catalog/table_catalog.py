@@ -171,12 +171,15 @@ class TableCatalog:
         whole = (await self._latest(table)).latest if at_ms is None else await self._at(table, at_ms)
         return await self._within(table, whole, bucket.scope)
 
-    async def read(self, bucket: VirtualBucket, as_of_ms: int | None) -> BucketState:
-        """Return the view of a bucket as `view` does, with the state of its table. Raises S3Error."""
+    async def read(self, bucket: VirtualBucket, as_of_ms: int | None, *, fresh: bool = False) -> BucketState:
+        """Return the view of a bucket as `view` does, with the state of its table. Raises S3Error.
+
+        With `fresh`, the log is read now, also if the cached state is younger than `refresh_ms`.
+        """
         at_ms = self.checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
         at_time = None if at_ms is None else await self._at(table, at_ms)
-        current = await self._latest(table)
+        current = await self._latest(table, fresh=fresh)
         view = await self._within(table, at_time or current.latest, bucket.scope)
         return BucketState(current.handle, current.state, view, at_ms, current.read_at)
 

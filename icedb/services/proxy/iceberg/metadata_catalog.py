@@ -86,17 +86,26 @@ class MetadataCatalog:
         at_ms = self._tables.checked_time(bucket.scope, as_of_ms)
         if (cached := self._cached(bucket, at_ms, name)) is not None:
             return cached
+        began = asyncio.get_running_loop().time()
         read = await self._tables.read(bucket, as_of_ms)
+        body = await self._find(bucket, read, name)
+        if body is None and at_ms is None and read.read_at < began:
+            # Another proxy may have named the object after it read a newer state. The time in a name does not tell:
+            # a deletion makes manifests whose newest part is old.
+            body = await self._find(bucket, await self._tables.read(bucket, as_of_ms, fresh=True), name)
+        if body is None:
+            raise S3Error("NoSuchKey")
+        return body
+
+    async def _find(self, bucket: VirtualBucket, read: BucketState, name: MetadataName) -> bytes | None:
         opened = self._opened(bucket)
         async with opened.lock:
-            if (cached := self._cached(bucket, at_ms, name)) is not None:
+            if (cached := self._cached(bucket, read.at_ms, name)) is not None:
                 return cached
             history = await self._history(opened, bucket, read)
             body = await self._tables.run(bucket, lambda: self._computed(history, _fixed(read), name))
-        if body is None:
-            raise S3Error("NoSuchKey")
-        if not isinstance(name, ManifestName):
-            self._bodies.put((bucket, at_ms, name.key), body)
+        if body is not None and not isinstance(name, ManifestName):
+            self._bodies.put((bucket, read.at_ms, name.key), body)
         return body
 
     def _prepared_document(self, history: BucketHistory, fixed: FixedState | None) -> tuple[DocumentName, bytes]:

@@ -71,13 +71,13 @@ def records(body: bytes) -> list[Any]:
 class Proxy:
     """The metadata of a new process."""
 
-    def __init__(self, bucket: VirtualBucket, **settings: Any) -> None:
+    def __init__(self, bucket: VirtualBucket, *, refresh_ms: int = 0, **settings: Any) -> None:
         self.bucket = bucket
         options: dict[str, Any] = {}
         if bucket.table in STORES:
             store, clock = STORES[bucket.table]
             options = {"clock": clock, "open_table": lambda *_: open_table(store, clock).handle}
-        self.catalog = MetadataCatalog(TableCatalog(refresh_ms=0, **options), IcebergSettings(**settings))
+        self.catalog = MetadataCatalog(TableCatalog(refresh_ms=refresh_ms, **options), IcebergSettings(**settings))
 
     async def document(self, as_of_ms: int | None = None) -> tuple[str, bytes]:
         document = await self.catalog.document(self.bucket, as_of_ms)
@@ -258,6 +258,22 @@ def test_two_processes_have_the_same_bytes_and_the_names_of_the_first_stay_valid
     asyncio.run(follow())
     tick()
     table.drop_partitions(["u=1"])
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("kind", [".metadata.json", "/snap-", "/metadata/0"])
+@pytest.mark.parametrize("name", ["insert", "drop"])
+def test_a_process_that_need_not_refresh_yet_has_the_objects_of_a_newer_state(
+    table: Table, name: str, kind: str
+) -> None:
+    async def follow() -> None:
+        behind = Proxy(bucket(), refresh_ms=60_000)
+        await behind.read()
+        CHANGES[name](table)
+        objects = (await Proxy(bucket()).read()).objects
+        newest = [address for address in objects if kind in address and "--" not in address]
+        assert [await behind.get(a) for a in newest] == [objects[a] for a in newest] != []
+
     asyncio.run(follow())
 
 
