@@ -122,11 +122,12 @@ class BucketHistory:
             return body if document == name else None
         if name.at_ms != (self.visible.newest_ms or 0) and not self._is_held(name.at_ms):
             return None
+        if name.earlier > self.snapshots:
+            return None  # a client can request any number
         # Columns, and the horizon, may have changed since a document of this name was served.
-        for latest, count in product((True, False), (self.snapshots, name.earlier)):
-            since_ms = self.state.horizon_ms if count == self.snapshots else 0
+        for latest, since_ms in product((True, False), (self.state.horizon_ms, 0)):
             layout = self._layout(name.at_ms, latest=latest)
-            document, body = self._document(name.at_ms or None, layout, count, since_ms=since_ms)
+            document, body = self._document(name.at_ms or None, layout, name.earlier, since_ms=since_ms)
             if document == name:
                 return body
         return None
@@ -144,6 +145,7 @@ class BucketHistory:
     ) -> tuple[DocumentName, bytes]:
         base = bucket_address(self.bucket, None)
         current = None if current_ms is None else ListedState(base, current_ms, self.visible.at(current_ms), layout)
+        times: list[int] = []
         earlier: dict[int, ListedState] = {}
         tags: dict[str, int] = {}
         if current is not None and self.bucket.scope.time_travel:
@@ -162,7 +164,7 @@ class BucketHistory:
         body = encode_document(
             self.handle, self.bucket, base, layout, current, [s for _, s in sorted(earlier.items())], tags
         )
-        return DocumentName.of(current_ms or 0, len(earlier), body), body
+        return DocumentName.of(current_ms or 0, len(times), body), body
 
     def _listed(self, at_ms: int) -> ListedState | None:
         """Return an earlier state; None if Iceberg has no types for its columns, which may have been dropped since."""

@@ -26,7 +26,7 @@ _LIST = re.compile(r"snap-([1-9][0-9]{0,18})-([0-9a-f]{8})\.avro")
 _MANIFEST = re.compile(r"([0-9a-f]{12})-([0-9a-f]{32})\.avro")
 _AVRO = "application/vnd.apache.avro"
 _TIME_BITS = 48
-#: A document lists at most this number of snapshots, which its name counts.
+#: A document lists at most this number of earlier states, which its name counts.
 _COUNT_MAX = 0xFFFF
 
 
@@ -37,7 +37,10 @@ def digest_of(body: bytes, digits: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DocumentName:
-    """The name of a document whose newest snapshot has a time, with the number of its earlier snapshots."""
+    """The name of a document whose newest snapshot has a time, with the number of states before it.
+
+    The number is without the states of pins, and with states that are not listed because Iceberg lacks their types.
+    """
 
     at_ms: int
     earlier: int

@@ -23,7 +23,7 @@ from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.settings import IcebergSettings
 from icedb.services.proxy.config.tenants import Scope, VirtualBucket
 from icedb.services.proxy.iceberg.metadata_catalog import MetadataCatalog
-from icedb.services.proxy.iceberg.names import ManifestName, parse_name
+from icedb.services.proxy.iceberg.names import DocumentName, ManifestName, parse_name
 from icedb.services.proxy.iceberg.rest import RestError
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
@@ -336,6 +336,36 @@ def test_names_with_a_wrong_hash_or_time_do_not_exist(table: Table) -> None:
                 assert raised.value.code == "NoSuchKey", wrong
 
     asyncio.run(ask())
+
+
+def test_a_name_cannot_make_a_proxy_list_more_states_than_its_documents_have(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import icedb.services.proxy.iceberg.bucket_history as bucket_history
+
+    for n in range(5):
+        table.insert([{"u": 1, "n": n, "s": "x"}])
+        tick()
+    encode_document = bucket_history.encode_document
+    listed: list[int] = []
+
+    def counting(*arguments: Any) -> bytes:
+        listed.append(len(arguments[5]))
+        return encode_document(*arguments)
+
+    monkeypatch.setattr(bucket_history, "encode_document", counting)
+
+    async def ask() -> None:
+        proxy = Proxy(bucket(), snapshots=2)
+        name = parse_name(key_of((await proxy.document())[0]))
+        assert isinstance(name, DocumentName)
+        assert name.earlier == 2
+        for earlier in (1, 2, 3, 0xFFFF):
+            with pytest.raises(S3Error, match="does not exist"):
+                await proxy.get(f"s3://events/{replace(name, earlier=earlier, digest='0' * 16).key}")
+
+    asyncio.run(ask())
+    assert set(listed) == {1, 2}
 
 
 # ------------------------------------------------------------------------------------------------ what is listed
