@@ -113,7 +113,7 @@ class BucketHistory:
     @cached_property
     def _newest_document(self) -> tuple[DocumentName, bytes]:
         newest_ms = self.visible.newest_ms
-        return self._document(newest_ms, self.layout(None), self.snapshots)
+        return self._document(newest_ms, self.layout(None), self.snapshots, self.pins)
 
     def find_document(self, fixed: FixedState | None, name: DocumentName) -> bytes | None:
         """Return the document of that name; None if the bucket has none."""
@@ -124,13 +124,20 @@ class BucketHistory:
             return None
         if name.earlier > self.snapshots:
             return None  # a client can request any number
-        # Columns, and the horizon, may have changed since a document of this name was served.
-        for latest, since_ms in product((True, False), (self.state.horizon_ms, 0)):
+        # Pins, columns, and the horizon may have changed since a document of this name was served.
+        for pins, latest, since_ms in product(self._recent_pins(), (True, False), (self.state.horizon_ms, 0)):
             layout = self._layout(name.at_ms, latest=latest)
-            document, body = self._document(name.at_ms or None, layout, name.earlier, since_ms=since_ms)
+            document, body = self._document(name.at_ms or None, layout, name.earlier, pins, since_ms=since_ms)
             if document == name:
                 return body
         return None
+
+    def _recent_pins(self) -> Iterator[Sequence[Pin]]:
+        """Yield the pins, and those before the creation of each newer pin, back to `hold_ms` ago."""
+        yield self.pins
+        since_ms = self.handle.clock.now_ms() - self.hold_ms
+        for created_ms in sorted({p.created_ms for p in self.pins if p.created_ms >= since_ms}, reverse=True):
+            yield [p for p in self.pins if p.created_ms < created_ms]
 
     def _fixed_document(self, fixed: FixedState) -> tuple[DocumentName, bytes]:
         at_ms = fixed.at_ms
@@ -141,7 +148,13 @@ class BucketHistory:
         return DocumentName.of(at_ms, 0, body), body
 
     def _document(
-        self, current_ms: int | None, layout: BucketLayout, count: int, *, since_ms: int | None = None
+        self,
+        current_ms: int | None,
+        layout: BucketLayout,
+        count: int,
+        pins: Sequence[Pin],
+        *,
+        since_ms: int | None = None,
     ) -> tuple[DocumentName, bytes]:
         base = bucket_address(self.bucket, None)
         current = None if current_ms is None else ListedState(base, current_ms, self.visible.at(current_ms), layout)
@@ -152,7 +165,7 @@ class BucketHistory:
             first_ms = max(self.state.horizon_ms if since_ms is None else since_ms, self._earliest_ms)
             times = self.visible.earlier(current.at_ms, since_ms=first_ms, count=count)
             earlier = {t: listed for t in times if t <= self.now_ms and (listed := self._listed(t)) is not None}
-            for pin in self.pins:
+            for pin in pins:
                 pinned = self._pinned(pin, current, first_ms)
                 if pinned is None:
                     continue

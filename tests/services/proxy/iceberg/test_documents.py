@@ -261,6 +261,25 @@ def test_two_processes_have_the_same_bytes_and_the_names_of_the_first_stay_valid
     asyncio.run(follow())
 
 
+@pytest.mark.parametrize("scope", [(), ACME])
+def test_a_document_stays_valid_after_pins_were_created(table: Table, scope: tuple[str, ...]) -> None:
+    first_ms = table.snapshot().parts[0].created_ms
+    documents = {}
+    for pin in ("first", "second", "third"):
+        address, body = asyncio.run(Proxy(bucket(*scope), snapshots=0).document())
+        documents[address] = body
+        tick()
+        table.pin(pin, as_of=first_ms)
+        tick()
+
+    async def follow() -> None:
+        for address, body in documents.items():
+            assert await Proxy(bucket(*scope), snapshots=0).get(address) == body
+
+    assert len(documents) == (2 if scope else 3)  # the tags of pins are not in the buckets of some partitions
+    asyncio.run(follow())
+
+
 @pytest.mark.parametrize("kind", [".metadata.json", "/snap-", "/metadata/0"])
 @pytest.mark.parametrize("name", ["insert", "drop"])
 def test_a_process_that_need_not_refresh_yet_has_the_objects_of_a_newer_state(
