@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-from icedb.errors import InvalidOption, InvalidPartitionExpression, UnsupportedType
+from icedb.errors import CorruptLog, InvalidOption, InvalidPartitionExpression, UnsupportedType
 from icedb.format.records import Marker
 from icedb.format.replay import TableState, live_markers
 from icedb.operations.export.export_pins import is_export_pin
@@ -24,6 +25,8 @@ from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["BucketHistory", "FixedState"]
+
+logger = logging.getLogger("icedb.proxy")
 
 # Names of buckets take times of 13 digits.
 _TIME_MS_MIN = 10**12
@@ -266,10 +269,16 @@ class BucketHistory:
 
 
 def _readable_pins(bucket: VirtualBucket, handle: Handle, now_ms: int) -> list[Pin]:
+    """Return the pins that documents list. None if one is damaged: all other snapshots do not depend on it."""
     earliest_ms = max(bucket.scope.earliest_ms or 0, _TIME_MS_MIN)
+    try:
+        pins = read_pins(handle)
+    except CorruptLog as error:
+        logger.error("the Iceberg catalog lists no pins of the bucket %s: %s", bucket.name, error)
+        return []
     return [
         pin
-        for pin in read_pins(handle)
+        for pin in pins
         if not pin.expired(now_ms)
         and not is_export_pin(pin)
         and pin.name != MAIN

@@ -441,6 +441,18 @@ def test_pins_stay_listed_after_cleanup(table: Table) -> None:
     assert len(scoped["snapshots"]) == 2
 
 
+def test_a_damaged_pin_leaves_the_table_readable_without_tags(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    table.pin("first")
+    key = table.handle.keys.pin("second")
+    table.handle.store.create(key, b"{")
+    document = read(bucket()).document
+    assert set(document["refs"]) == {"main"}
+    assert len(document["snapshots"]) == 2
+    [message] = {r.getMessage() for r in caplog.records if r.name == "icedb.proxy"}
+    assert key in message
+    assert "lists no pins" in message
+
+
 def test_a_table_that_never_had_a_part_has_no_snapshot(tmp_path: Path) -> None:
     Table.create(str(tmp_path), schema={"n": "BIGINT"})
     document = read(VirtualBucket("events", str(tmp_path))).document
