@@ -269,7 +269,7 @@ class BucketHistory:
 
 
 def _readable_pins(bucket: VirtualBucket, handle: Handle, now_ms: int) -> list[Pin]:
-    """Return the pins that documents list. None if one is damaged: all other snapshots do not depend on it."""
+    """Return the pins that documents list; no pins if one is damaged, because other snapshots need none."""
     earliest_ms = max(bucket.scope.earliest_ms or 0, _TIME_MS_MIN)
     try:
         pins = read_pins(handle)
