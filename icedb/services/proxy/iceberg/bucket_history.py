@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import product, takewhile
 from typing import NamedTuple
 
 from icedb.errors import CorruptLog, InvalidOption, InvalidPartitionExpression, UnsupportedType
@@ -16,7 +16,7 @@ from icedb.operations.export.export_pins import is_export_pin
 from icedb.reader.iceberg.manifests import snapshot_ms
 from icedb.reader.iceberg.table_metadata import MAIN
 from icedb.services.proxy.config.tenants import VirtualBucket
-from icedb.services.proxy.iceberg.bucket_manifests import BucketSnapshot
+from icedb.services.proxy.iceberg.bucket_manifests import BucketSnapshot, KnownGroups
 from icedb.services.proxy.iceberg.documents import ListedState, bucket_address, encode_document
 from icedb.services.proxy.iceberg.names import DocumentName, ListName, ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout, BucketLayouts, SeenColumns
@@ -30,8 +30,6 @@ logger = logging.getLogger("icedb.proxy")
 
 # Names of buckets take times of 13 digits.
 _TIME_MS_MIN = 10**12
-# States of the latest address that are searched for a manifest, besides the current one and that of its newest part.
-_STATES_SEARCHED = 8
 
 
 class FixedState(NamedTuple):
@@ -228,15 +226,31 @@ class BucketHistory:
         return None
 
     def snapshots_with(self, fixed: FixedState | None, name: ManifestName) -> Iterator[BucketSnapshot]:
-        """Yield the snapshots that may have a manifest of that name."""
+        """Yield the snapshots that may have a manifest of that name. Those of replaced states have its parts only."""
         newest_ms = self.visible.newest_ms if fixed is None else fixed.at_ms
         if newest_ms is None:
             return
         yield from self._snapshots_at(fixed, newest_ms)
         if fixed is None:
-            others = self.visible.earlier(newest_ms, since_ms=name.newest_ms, count=_STATES_SEARCHED)
-            for other_ms in dict.fromkeys((name.newest_ms, *reversed(others))):
-                yield from self._snapshots_at(None, other_ms)
+            yield from self._replaced_with(name, newest_ms)
+
+    def _replaced_with(self, name: ManifestName, newest_ms: int) -> Iterator[BucketSnapshot]:
+        # Any state since the manifest's newest part may have it: a deletion changes manifests of old parts.
+        earlier = self.visible.earlier(newest_ms, since_ms=name.newest_ms, count=len(self.visible.times))
+        times = list(takewhile(self._is_held, reversed(earlier)))
+        if not times:
+            return
+        known = self._shown(known_markers(self.state))
+        groups = KnownGroups(known, name.newest_ms, since_ms=times[-1])
+        tried: set[tuple[str, tuple[int, ...]]] = set()
+        for at_ms in times:
+            layouts = list(self._layouts_at(at_ms))
+            for group in groups.at(at_ms):
+                for layout in layouts:
+                    if (layout.digest, group) not in tried:
+                        tried.add((layout.digest, group))
+                        parts = VisibleParts(known.chosen(sorted(group)))
+                        yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, layout)
 
     def _snapshots_at(self, fixed: FixedState | None, at_ms: int) -> Iterator[BucketSnapshot]:
         """Yield the snapshot of a time, with each layout that it may have had."""
@@ -250,11 +264,16 @@ class BucketHistory:
             parts = self._shown(live_markers(self.state, at_ms))
         else:
             return
+        for layout in self._layouts_at(at_ms):
+            yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, layout)
+
+    def _layouts_at(self, at_ms: int) -> Iterator[BucketLayout]:
+        """Yield the layouts that the snapshot of a time may have had."""
         newest = self._layout(at_ms, latest=True)
-        yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, newest)
+        yield newest
         then = self._layout(at_ms, latest=False)
         if then.digest != newest.digest:
-            yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, then)
+            yield then
 
     def _is_held(self, at_ms: int) -> bool:
         """Return whether the state of a time was the newest one so recently that its parts can be fetched."""

@@ -28,7 +28,7 @@ from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleParts
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["BucketSnapshot", "ManifestCache"]
+__all__ = ["BucketSnapshot", "KnownGroups", "ManifestCache"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,45 @@ class BucketSnapshot:
             created_ms=marker.created_ms,
             stats=msgspec.UNSET if self.is_fixed else marker.stats,
         )
+
+
+class KnownGroups:
+    """The parts of manifests whose newest part has a time, in states at `since_ms` or later.
+
+    A state is searched without a list of its parts: only those of these manifests are visited.
+    """
+
+    def __init__(self, known: VisibleParts, newest_ms: int, *, since_ms: int) -> None:
+        """Order the parts. `known` has all parts, live or not; both times are in unix milliseconds."""
+        self._keys = known.keys
+        self._newest_ms = newest_ms
+        self._created_ms = created_ms = [t or 0 for t in known.column("created_ms")]
+        self._gone_ms = gone_ms = known.column("tombstoned_ms")
+        places = [
+            place
+            for place, (born, gone) in enumerate(zip(created_ms, gone_ms, strict=True))
+            if born <= newest_ms and (gone is None or gone > since_ms)
+        ]
+        self._newest_first = sorted(places, key=created_ms.__getitem__)[::-1]
+
+    def at(self, at_ms: int) -> Iterator[tuple[int, ...]]:
+        """Yield the places of the parts of each manifest that the state of a time may have.
+
+        The first one is not of that state if it has newer parts, and then no manifest of it has these parts.
+        """
+        group: list[int] = []
+        for place in self._newest_first:
+            gone = self._gone_ms[place]
+            if gone is not None and gone <= at_ms:
+                continue
+            if group and ends_manifest(self._keys[place]):
+                yield tuple(group[::-1])
+                group = []
+            if not group and self._created_ms[place] < self._newest_ms:
+                return
+            group.append(place)
+        if group:
+            yield tuple(group[::-1])
 
 
 class ManifestCache:

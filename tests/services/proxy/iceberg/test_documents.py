@@ -296,6 +296,28 @@ def test_a_process_that_need_not_refresh_yet_has_the_objects_of_a_newer_state(
     asyncio.run(follow())
 
 
+@pytest.mark.parametrize("parts", [2, 4096])
+@pytest.mark.parametrize("name", ["delete", "merge", "drop"])
+def test_each_object_of_a_replaced_state_can_be_fetched_after_many_commits(
+    table: Table, monkeypatch: pytest.MonkeyPatch, name: str, parts: int
+) -> None:
+    import icedb.reader.iceberg.manifests as manifests
+
+    monkeypatch.setattr(manifests, "_PARTS", parts)
+    for n in range(4):
+        table.insert([{"u": u, "n": n, "s": "x"} for u in (1, 2, 3)])
+        tick()
+    CHANGES[name](table)
+    objects = read(bucket(), snapshots=0).objects
+    for n in range(12):
+        tick()
+        table.insert([{"u": 1, "n": n, "s": "y"}])
+    tick()
+    table.drop_partitions(["u=2"])
+    for address, body in objects.items():
+        assert asyncio.run(Proxy(bucket(), snapshots=0).get(address)) == body, address
+
+
 def test_partition_values_that_files_mix_are_an_error_with_a_remedy(table: Table) -> None:
     table.alter(partition_by=["u", "n % 2 AS odd"])
     with pytest.raises(RestError, match=r"several values .* in odd\. .*exclude_columns") as raised:
