@@ -565,6 +565,22 @@ MUTANTS = (
         (ICEBERG,),
         "test_old_documents_and_their_manifests_are_deleted",
     ),
+    Mutant(
+        "an Iceberg document lists a snapshot whose pin has expired",
+        "icedb/operations/export/iceberg_plan.py",
+        "    in_force = [p for p in existing_pins if not p.expired(now_ms) and p not in superseded]\n",
+        "    in_force = [p for p in existing_pins if p not in superseded]\n",
+        (ICEBERG,),
+        "test_a_document_lists_no_snapshot_whose_pin_has_expired",
+    ),
+    Mutant(
+        "the Iceberg bounds of a superseded part are those of another type",
+        "icedb/reader/iceberg/data_files.py",
+        "if dead and _is_text(one) else one",
+        "if False and _is_text(one) else one",
+        ("tests/reader/test_iceberg_manifests.py",),
+        "test_superseded_parts_have_no_bounds_that_are_texts",
+    ),
 )
 
 

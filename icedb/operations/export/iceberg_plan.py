@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
 
+from icedb.errors import InvalidPartitionValue, SnapshotExpired, UnsupportedType
 from icedb.operations.export.export_pins import ExportPins, is_export_pin
 from icedb.operations.export.exported_snapshot import exported_columns, exported_snapshot
 from icedb.operations.export.iceberg_folder import (
@@ -31,6 +33,8 @@ from icedb.transaction.pin_objects import Pin, read_pins
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["IcebergPlan", "plan_export"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -200,10 +204,30 @@ def _tagged(
             tags[pin.name] = tagged.snapshot_id
             continue
         if pin.as_of_ms not in built:
-            snapshot = take_snapshot(handle, pin.as_of_ms, may_precede=True)
-            excluded = [c for c in exclude_columns if c in snapshot.columns]
-            if snapshot.schema.keys() <= set(excluded):
-                continue  # the table had no such column yet
-            built[pin.as_of_ms] = _built(snapshot, excluded, files)
+            pinned = _built_pin(handle, pin, exclude_columns, files)
+            if pinned is None:
+                continue
+            built[pin.as_of_ms] = pinned
         tags[pin.name] = built[pin.as_of_ms].entry.snapshot_id
     return [one for one in built.values() if one is not current], tags
+
+
+def _built_pin(handle: Handle, pin: Pin, exclude_columns: Sequence[str], files: _AvroFiles) -> _Built | None:
+    """Return the snapshot of a pin; None if it has no column to export, or Iceberg cannot hold it.
+
+    The caller cannot exclude a column that the table had only then. An earlier snapshot must not prevent the export of
+    the current one.
+    """
+    try:
+        snapshot = take_snapshot(handle, pin.as_of_ms, may_precede=True)
+        excluded = [c for c in exclude_columns if c in snapshot.columns]
+        if snapshot.schema.keys() <= set(excluded):
+            return None
+        return _built(snapshot, excluded, files)
+    except (
+        UnsupportedType,
+        InvalidPartitionValue,
+        SnapshotExpired,
+    ) as error:  # expired: removed since the pins were read
+        logger.warning("%s: the pin '%s' is not listed in the Iceberg metadata: %s", handle.table, pin.name, error)
+        return None

@@ -21,6 +21,7 @@ MAIN = "main"
 # Iceberg's number of the last partition field if there is none.
 _NO_PARTITION_FIELD = 999
 _UNSORTED = {"order-id": 0, "fields": []}
+_NAME_MAPPING = "schema.name-mapping.default"
 
 
 class IcebergSnapshot(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
@@ -142,7 +143,7 @@ def table_metadata(
         default_sort_order_id=0,
         sort_orders=[_UNSORTED],
         properties={
-            "schema.name-mapping.default": msgspec.json.encode(layout.name_mapping).decode(),
+            _NAME_MAPPING: msgspec.json.encode(_name_mapping(layouts, earlier if kept else None)).decode(),
             "write.format.default": "parquet",
             **properties,
         },
@@ -152,3 +153,19 @@ def table_metadata(
         refs=refs,
         next_row_id=max((int(s.summary["total-records"]) for s in snapshots), default=0) if version == 3 else None,
     )
+
+
+def _name_mapping(layouts: Sequence[IcebergLayout], earlier: TableMetadata | None) -> list[dict[str, Any]]:
+    """Return the names of the columns of all snapshots, because a document has one mapping.
+
+    A column that was dropped later is in the parts of earlier snapshots, perhaps without an id. `layouts` have the
+    current one last.
+    """
+    mappings: list[list[dict[str, Any]]] = [of.name_mapping for of in reversed(layouts)]
+    if earlier is not None:
+        mappings.append(msgspec.json.decode(earlier.properties.get(_NAME_MAPPING, "[]")))
+    by_id: dict[int, dict[str, Any]] = {}
+    for mapping in mappings:
+        for field in mapping:
+            by_id.setdefault(field["field-id"], field)
+    return list(by_id.values())

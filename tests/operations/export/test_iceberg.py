@@ -283,6 +283,30 @@ def test_metadata_of_another_program_is_rejected(local: Any) -> None:
     assert table.pins() == []
 
 
+def test_old_parts_without_ids_and_new_parts_are_read_together(local: Any, tmp_path: Path) -> None:
+    old = {"n": [1, 2], "s": [{"a": 1}, None], "dropped": ["x", "y"]}
+    (tmp_path / "old").mkdir()
+    pq.write_table(pa.table(old), tmp_path / "old" / "old.parquet")
+    Table.create_from_files(local.uri, tmp_path / "old")
+    table = Table.open(local.uri)
+    table.insert([{"n": 3, "s": {"a": 3}, "dropped": "z", "late": 1.5}])
+    assert {bool(pq.read_schema(p.path).field("n").metadata) for p in table.snapshot().parts} == {True, False}
+    table.export_iceberg()
+    earlier = table.query("SELECT * FROM t").to_arrow()
+    [before] = document(table.handle.store)["snapshots"]
+    table.alter(drop_columns=["dropped"])
+    metadata = str(table.export_iceberg().metadata)
+    ours = table.query("SELECT * FROM t").to_arrow()
+    for name in ("pyiceberg", "duckdb", "clickhouse"):
+        columns = [c for c in earlier.column_names if name != "clickhouse" or c != "s"]  # it has no null structs
+        current = [c for c in columns if c != "dropped"]
+        theirs = READERS[name](table, metadata, None)
+        assert "dropped" not in theirs.column_names, name
+        assert texts(theirs, current) == texts(ours, current), name
+        # The column is in the name mapping as long as a document lists a snapshot that has it.
+        assert texts(READERS[name](table, metadata, before["snapshot-id"]), columns) == texts(earlier, columns), name
+
+
 # ------------------------------------------------------------------------------------------------ what is kept
 
 
@@ -362,6 +386,45 @@ def test_a_document_lists_no_snapshot_whose_pin_has_expired(table: Table, clock:
     clock.advance(2 * MINUTE_MS)
     fill(table, 2)
     assert table.export_iceberg().snapshots == 1
+
+
+def test_a_pin_that_iceberg_cannot_hold_does_not_prevent_an_export(table: Table, clock: ManualClock) -> None:
+    table.insert(duckdb.sql("SELECT 1 AS n, 1::UBIGINT AS big"))
+    table.pin("november")
+    clock.advance(MINUTE_MS)
+    table.alter(drop_columns=["big"])
+    fill(table, 2)
+    table.pin("december")
+    clock.advance(MINUTE_MS)
+    fill(table, 3)
+    report = table.export_iceberg()
+    assert report.snapshots == 2
+    assert {*document(table.handle.store)["refs"]} == {"main", "december"}
+
+
+def test_another_export_may_delete_the_old_documents_first(
+    clocked: ClockedStore, clock: ManualClock, table: Table
+) -> None:
+    for n in range(3):
+        fill(table, n)
+        table.export_iceberg()
+        clock.advance(4 * DAY_MS)
+    fill(table, 3)
+    store = FaultyStore(clocked)
+    [old] = [i.key for i in clocked.list(table.handle.keys.iceberg_prefix) if "/00001-" in i.key]
+
+    def meanwhile() -> None:
+        clock.advance(8 * DAY_MS)
+        for n in (4, 5):
+            fill(table, n)
+            table.export_iceberg()
+
+    act_before(store, meanwhile, kind="get", key=old)
+    assert open_table(store, clock).export_iceberg().version == 3
+    names = [i.key.rpartition("/")[2] for i in clocked.list(table.handle.keys.iceberg_prefix)]
+    assert sorted(int(n.split("-")[0]) for n in names if n.endswith(".json")) == [3, 4, 5]
+    for snapshot in document(clocked)["snapshots"]:
+        assert files(clocked, snapshot)
 
 
 def test_the_second_of_two_exports_plans_again(clocked: ClockedStore, clock: ManualClock, table: Table) -> None:
