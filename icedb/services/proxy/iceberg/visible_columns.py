@@ -8,14 +8,13 @@ parts has, newest part first, until each column was seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from icedb.errors import InvalidOption, UnsupportedType
 from icedb.format.column_times import column_times
-from icedb.format.keys import partition_of
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, all_columns, spec_at
@@ -26,6 +25,7 @@ from icedb.reader.part_footers import part_columns
 from icedb.reader.snapshot import Snapshot
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.names import digest_of
+from icedb.services.proxy.iceberg.visible_states import VisibleParts, known_markers
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
@@ -50,63 +50,78 @@ class BucketLayout:
 
 @dataclass
 class SeenColumns:
-    """The undeclared columns of visible parts whose footers were read. Each footer is read once."""
+    """The columns in the footers of visible parts that were read so far.
 
-    #: The key of a part -> its columns. Parts are immutable, and the log knows all columns of a part that it names.
-    of_parts: dict[str, frozenset[str]] = field(default_factory=dict)
+    Parts are immutable, and a log file that names a part has all of its columns. So this stays true for later states as
+    long as the part is visible, also if the log has more columns then.
+    """
+
+    #: The key of a part -> those columns of the log that it contains. Most parts share one set.
+    columns: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def find(self, handle: Handle, state: TableState, bucket: VirtualBucket) -> frozenset[str]:
         """Return the columns of the log that a visible part contains. Reads footers of visible parts only.
 
         Parts with a tombstone count as long as their state can be read, because the catalog lists it.
         """
-        undeclared = [c for c in state.schema if c not in handle.spec.columns]
-        self.of_parts = {
-            key: columns
-            for key, columns in self.of_parts.items()
-            if (marker := state.parts.get(key)) is not None and _is_readable(state, marker)
-        }
-        distinct = {columns: columns for columns in self.of_parts.values()}
-        for column in undeclared:
-            if any(column in columns for columns in distinct):
-                continue
-            markers = [m for m in _naming(handle, state, bucket, column) if m.key not in self.of_parts]
-            for some in _chunks(markers):
-                present = part_columns(handle, [handle.part(m) for m in some], undeclared)
-                for key, columns in present.items():
-                    one = frozenset(columns)
-                    self.of_parts[key] = distinct.setdefault(one, one)  # few sets are distinct
-                if any(column in columns for columns in present.values()):
-                    break
-        seen = frozenset().union(*distinct)
-        return frozenset(c for c in state.schema if c in handle.spec.columns or c in seen)
+        declared = state.schema.keys() & handle.spec.columns.keys()
+        if len(declared) == len(state.schema):
+            return frozenset(declared)
+        parts = VisibleParts.of(known_markers(state), bucket.scope, handle.keys.data_prefix)
+        visible = _readable_places(parts, state.horizon_ms)
+        self.columns = {key: self.columns[key] for p in visible if (key := parts.keys[p]) in self.columns}
+        seen = set(declared)
+        for files, columns in _columns_by_files(state, state.schema.keys() - declared).items():
+            places = visible
+            if len(files) < len(state.effective):
+                named = set(VisibleParts(state.named_by(files)).keys)
+                places = [p for p in visible if parts.keys[p] in named]
+            seen |= {c for c in columns if self._is_in(handle, state, parts, places, c)}
+        return frozenset(seen)
+
+    def _is_in(
+        self, handle: Handle, state: TableState, parts: VisibleParts, places: Sequence[int], column: str
+    ) -> bool:
+        for some in _chunks(places):
+            self._read(handle, state, parts.chosen([p for p in some if parts.keys[p] not in self.columns]))
+            if any(column in self.columns[parts.keys[p]] for p in some):
+                return True
+        return False
+
+    def _read(self, handle: Handle, state: TableState, markers: Sequence[Marker]) -> None:
+        """Read footers for all columns of the log, so that no part is read again for another one."""
+        if not markers:
+            return
+        sets = {columns: columns for columns in self.columns.values()}
+        for key, present in part_columns(handle, [handle.part(m) for m in markers], state.schema).items():
+            columns = frozenset(present)
+            self.columns[key] = sets.setdefault(columns, columns)
 
 
-def _naming(handle: Handle, state: TableState, bucket: VirtualBucket, column: str) -> list[Marker]:
-    """Return the visible parts that a log file with a column names, newest first."""
-    files = [key for key, stored in state.effective.items() if column in stored.file.schema]
-    return sorted(
-        (
-            m
-            for m in state.named_by(files)
-            if _is_readable(state, m) and bucket.scope.shows(partition_of(handle.keys.data_prefix, m.key))
-        ),
-        key=lambda m: (m.tombstoned_ms is not None, -m.created_ms, m.key),
-    )
+def _readable_places(parts: VisibleParts, horizon_ms: int) -> list[int]:
+    """Return the places of the parts in all states that can be read, live ones first, newest first."""
+    created, tombstoned = parts.column("created_ms"), parts.column("tombstoned_ms")
+    readable = (p for p, at_ms in enumerate(tombstoned) if at_ms is None or at_ms > horizon_ms)
+    return sorted(readable, key=lambda p: (tombstoned[p] is not None, -(created[p] or 0)))
 
 
-def _is_readable(state: TableState, marker: Marker) -> bool:
-    return marker.tombstoned_ms is None or marker.tombstoned_ms > state.horizon_ms
+def _columns_by_files(state: TableState, columns: Collection[str]) -> dict[tuple[str, ...], list[str]]:
+    """Return the keys of log files -> the columns that exactly these log files have."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for column in sorted(columns):
+        files = tuple(key for key, stored in state.effective.items() if column in stored.file.schema)
+        groups.setdefault(files, []).append(column)
+    return groups
 
 
-def _chunks(markers: Sequence[Marker]) -> Iterator[Sequence[Marker]]:
+def _chunks(places: Sequence[int]) -> Iterator[Sequence[int]]:
     first = 0
     for size in _FOOTERS:
-        if first < len(markers):
-            yield markers[first : first + size]
+        if first < len(places):
+            yield places[first : first + size]
             first += size
-    for start in range(first, len(markers), _FOOTERS[-1]):
-        yield markers[start : start + _FOOTERS[-1]]
+    for start in range(first, len(places), _FOOTERS[-1]):
+        yield places[start : start + _FOOTERS[-1]]
 
 
 class BucketLayouts:

@@ -221,6 +221,35 @@ def test_rows_that_the_log_does_not_count_come_from_visible_parts_only(table: Ta
     assert sorted(counts) == [5, 5, 5]
 
 
+def test_columns_of_other_tenants_cost_at_most_one_read_of_each_visible_footer(table: Table, monkeypatch: Any) -> None:
+    import icedb.services.proxy.iceberg.visible_columns as visible_columns
+
+    for n in range(12):
+        table.insert([{"u": 1, "n": n, "s": "x"}])
+    table.insert([{"u": 2, **{f"rivals_{n}": n for n in range(10)}}])
+    table.merge_log()
+    opened: list[str] = []
+    part_columns = visible_columns.part_columns
+    monkeypatch.setattr(
+        visible_columns,
+        "part_columns",
+        lambda handle, parts, columns: opened.extend(p.key for p in parts) or part_columns(handle, parts, columns),
+    )
+
+    async def ask() -> None:
+        proxy = Proxy(bucket(*ACME))
+        await proxy.read()
+        assert sorted(opened) == sorted(p.key for p in table.snapshot().parts if p.partition == "u=1")
+        opened.clear()
+        table.insert([{"u": 2, "rivals_10": 1}])
+        table.insert([{"u": 1, "n": 99, "s": "x"}])
+        table.merge_log()
+        await proxy.read()
+        assert len(opened) == 1
+
+    asyncio.run(ask())
+
+
 # ------------------------------------------------------------------------------------------------ the same everywhere
 
 #: Changes of a table, and of its names: each is followed by all of its objects at a second and a third process.
