@@ -1,13 +1,15 @@
 """The columns of a bucket at a time, and their layout as an Iceberg schema and partition spec.
 
 A bucket without `partitions` has the columns of the table. For a bucket with `partitions`, a column that the table does
-not declare counts only if a visible part contains it: its footer shows this, because the log records columns for log
-files only, which may name parts of several tenants. Footers are read only for columns that a log file with visible
-parts has, newest part first, until each column was seen.
+not declare counts only if a visible part contains it, and from the time of the first such part on: the times of the log
+tell when other tenants wrote it. Footers show which parts contain it, because the log records columns for log files
+only, which may name parts of several tenants. Footers are read only for columns that a log file with visible parts has,
+oldest part first, until each column was seen. No part is older than the log's time of its columns.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,34 +61,43 @@ class SeenColumns:
     #: The key of a part -> those columns of the log that it contains. Most parts share one set.
     columns: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def find(self, handle: Handle, state: TableState, bucket: VirtualBucket) -> frozenset[str]:
-        """Return the columns of the log that a visible part contains. Reads footers of visible parts only.
+    def find(self, handle: Handle, state: TableState, bucket: VirtualBucket) -> dict[str, int]:
+        """Return column of the log -> its time, for declared columns and those that a visible part contains.
 
-        Parts with a tombstone count as long as their state can be read, because the catalog lists it.
+        The time is that of the declaration or of the first part, in unix milliseconds. Parts with a tombstone count as
+        long as their state can be read, because the catalog lists it. Reads footers of visible parts only.
         """
-        declared = state.schema.keys() & handle.spec.columns.keys()
-        if len(declared) == len(state.schema):
-            return frozenset(declared)
+        times = {c: handle.spec.declared_ms.get(c, 0) for c in state.schema if c in handle.spec.columns}
+        in_log = column_times(state)
+        # A part may be older than the declaration. That matters as long as states of that time can be read.
+        searched = {c for c in state.schema if c not in times or times[c] > max(in_log[c], state.horizon_ms)}
+        if not searched:
+            return times
         parts = VisibleParts.of(known_markers(state), bucket.scope, handle.keys.data_prefix)
-        visible = _readable_places(parts, state.horizon_ms)
+        created = [at_ms or 0 for at_ms in parts.column("created_ms")]
+        visible = _readable_places(parts, created, state.horizon_ms)
         self.columns = {key: self.columns[key] for p in visible if (key := parts.keys[p]) in self.columns}
-        seen = set(declared)
-        for files, columns in _columns_by_files(state, state.schema.keys() - declared).items():
+        for files, columns in _columns_by_files(state, searched).items():
             places = visible
             if len(files) < len(state.effective):
                 named = set(VisibleParts(state.named_by(files)).keys)
                 places = [p for p in visible if parts.keys[p] in named]
-            seen |= {c for c in columns if self._is_in(handle, state, parts, places, c)}
-        return frozenset(seen)
+            for column in columns:
+                since = bisect_left(places, in_log[column], key=created.__getitem__)
+                first = self._first(handle, state, parts, places[since:], column)
+                if first is not None:
+                    times[column] = min(created[first], times.get(column, created[first]))
+        return times
 
-    def _is_in(
+    def _first(
         self, handle: Handle, state: TableState, parts: VisibleParts, places: Sequence[int], column: str
-    ) -> bool:
+    ) -> int | None:
         for some in _chunks(places):
             self._read(handle, state, parts.chosen([p for p in some if parts.keys[p] not in self.columns]))
-            if any(column in self.columns[parts.keys[p]] for p in some):
-                return True
-        return False
+            first = next((p for p in some if column in self.columns[parts.keys[p]]), None)
+            if first is not None:
+                return first
+        return None
 
     def _read(self, handle: Handle, state: TableState, markers: Sequence[Marker]) -> None:
         """Read footers for all columns of the log, so that no part is read again for another one."""
@@ -98,11 +109,11 @@ class SeenColumns:
             self.columns[key] = sets.setdefault(columns, columns)
 
 
-def _readable_places(parts: VisibleParts, horizon_ms: int) -> list[int]:
-    """Return the places of the parts in all states that can be read, live ones first, newest first."""
-    created, tombstoned = parts.column("created_ms"), parts.column("tombstoned_ms")
+def _readable_places(parts: VisibleParts, created: Sequence[int], horizon_ms: int) -> list[int]:
+    """Return the places of the parts in all states that can be read, oldest first."""
+    tombstoned = parts.column("tombstoned_ms")
     readable = (p for p, at_ms in enumerate(tombstoned) if at_ms is None or at_ms > horizon_ms)
-    return sorted(readable, key=lambda p: (tombstoned[p] is not None, -(created[p] or 0)))
+    return sorted(readable, key=created.__getitem__)
 
 
 def _columns_by_files(state: TableState, columns: Collection[str]) -> dict[tuple[str, ...], list[str]]:
@@ -132,20 +143,21 @@ class BucketLayouts:
         handle: Handle,
         state: TableState,
         bucket: VirtualBucket,
-        visible: frozenset[str] | None,
+        visible: Mapping[str, int] | None,
         sample: Sequence[Part],
     ) -> None:
         """Create the layouts of a bucket.
 
-        `visible`: the columns of the log that visible parts contain; None for a bucket of the whole table. `sample`:
-        one visible part, or none if there is none. Partition columns without a type are an error only with parts.
+        `visible`: the columns of the log that the bucket shows, with their times; None for a bucket of the whole table.
+        `sample`: one visible part, or none if there is none. Partition columns without a type are an error only with
+        parts.
         """
         self._handle = handle
         self._state = state
         self._bucket = bucket
         self._visible = visible
         self._sample = sample
-        self._times = column_times(state)
+        self._times = column_times(state) if visible is None else visible
         self._first_ms = min(self._times.values(), default=0)
         self._layouts: dict[object, BucketLayout] = {}
 
@@ -163,14 +175,16 @@ class BucketLayouts:
     def _columns(self, at_ms: int | None) -> tuple[TableSpec, dict[str, str]]:
         spec = self._handle.spec if at_ms is None else spec_at(self._handle.spec, at_ms)
         schema = self._state.schema
+        if self._visible is not None:
+            # In the order of names: the log's order depends on commits of other tenants.
+            schema = {c: schema[c] for c in sorted(self._visible)}
+            if at_ms is not None and at_ms < self._state.horizon_ms:
+                # A pinned state. Its parts, which were superseded, were not searched and may contain any column.
+                at_ms = None
         if at_ms is not None:  # as `schema_at`, which would compute the times again
             until_ms = max(at_ms, self._first_ms)
             schema = {c: t for c, t in schema.items() if self._times[c] <= until_ms}
-        if self._visible is None:
-            return spec, all_columns(spec, schema)
-        # In the order of names: the log's order depends on commits of other tenants.
-        seen = {c: schema[c] for c in sorted(schema) if c in self._visible}
-        return spec, all_columns(spec, seen)
+        return spec, all_columns(spec, schema)
 
     def _layout(self, spec: TableSpec, columns: dict[str, str], at_ms: int, *, has_parts: bool) -> BucketLayout:
         name = self._bucket.name
