@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from icedb.errors import InvalidOption, UnsupportedType
+from icedb.errors import InvalidOption, InvalidPartitionExpression, UnsupportedType
 from icedb.format.column_times import column_times
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
@@ -28,6 +28,7 @@ from icedb.reader.snapshot import Snapshot
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.names import digest_of
 from icedb.services.proxy.iceberg.visible_states import VisibleParts, known_markers
+from icedb.sql.partition_expressions import partition_expressions, partition_types
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
@@ -167,6 +168,8 @@ class BucketLayouts:
         Raises UnsupportedType and InvalidOption, whose messages name no address, so that a client may see them.
         """
         spec, columns = self._columns(at_ms)
+        if not columns and not has_parts and self._state.schema:
+            columns = self._partition_columns(spec)
         name = tuple(columns.items()), spec.partition_by, tuple(spec.path_columns.items()), has_parts
         if name not in self._layouts:
             self._layouts[name] = self._layout(spec, columns, at_ms or 0, has_parts=has_parts)
@@ -185,6 +188,14 @@ class BucketLayouts:
             until_ms = max(at_ms, self._first_ms)
             schema = {c: t for c, t in schema.items() if self._times[c] <= until_ms}
         return spec, all_columns(spec, schema)
+
+    def _partition_columns(self, spec: TableSpec) -> dict[str, str]:
+        """Return the partition columns for a bucket without parts and columns, so that its table is not missing."""
+        name = self._bucket.name
+        try:
+            return partition_types(partition_expressions(spec, table=name), self._state.schema, table=name)
+        except InvalidPartitionExpression:  # the columns of the log are not those of this spec
+            return {}
 
     def _layout(self, spec: TableSpec, columns: dict[str, str], at_ms: int, *, has_parts: bool) -> BucketLayout:
         name = self._bucket.name
