@@ -332,6 +332,16 @@ def test_a_proxy_without_matching_partitions_gets_a_warning(table: Table, tmp_pa
     assert "partitions match no live part of the table. Write them as in paths; the last" in error
 
 
+def test_excluded_columns_that_the_table_never_had_get_a_warning(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "events"), partition_by=["k"])
+    table.insert([{"k": 1, "v": 1, "was_dropped": 1}])
+    table.alter(drop_columns=["was_dropped"], partition_by=["v"])
+    path = proxy_config(tmp_path, table.uri)
+    path.write_text(f'{path.read_text()}exclude_columns = ["v", "V", "was_dropped", "typo"]\n')
+    error = error_of("proxy", "--config", path, "--check", status=0)
+    assert "exclude_columns names 'V', 'typo', but the table has the columns k, v." in error
+
+
 def test_a_bucket_without_a_table_is_an_error_and_status_2(table: Table, tmp_path: Path) -> None:
     path = proxy_config(tmp_path, table.uri, str(tmp_path / "nowhere"))
     error = error_of("proxy", "--config", path, "--check")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from icedb.errors import IceDBError
 from icedb.format.records import total_rows
+from icedb.format.table_spec import spec_at
 from icedb.reader.snapshot import Snapshot
 from icedb.reader.time_bounds import markers_at
 from icedb.services.proxy.config.config_file import load_config
@@ -18,6 +19,7 @@ from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.bucket_history import BucketHistory
 from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache
 from icedb.services.proxy.iceberg.visible_columns import SeenColumns
+from icedb.sql.partition_expressions import partition_expressions
 from icedb.table import Table
 
 __all__ = ["CheckedBucket", "check_config"]
@@ -75,13 +77,28 @@ def _checked(tenant: str, bucket: VirtualBucket, snapshot: Snapshot | str) -> Ch
     if isinstance(snapshot, str):
         return CheckedBucket(tenant, bucket.name, bucket.table, error=snapshot)
     parts = [p for p in snapshot.parts if bucket.scope.shows(p.partition)]
-    warning = None
+    warnings = []
     if snapshot.parts and not parts:
         example = snapshot.parts[-1].partition
-        warning = (
+        warnings.append(
             f"partitions match no live part of the table. Write them as in paths; the last part is in '{example}'."
         )
+    # A table without columns gets them from its first rows.
+    if snapshot.columns and (unknown := sorted({*bucket.exclude_columns} - _known_columns(snapshot))):
+        warnings.append(
+            f"exclude_columns names {', '.join(map(repr, unknown))}, but the table has the columns "
+            f"{', '.join(snapshot.columns)}."
+        )
+    warning = " ".join(warnings) or None
     return CheckedBucket(tenant, bucket.name, bucket.table, len(parts), total_rows(parts), warning=warning)
+
+
+def _known_columns(snapshot: Snapshot) -> set[str]:
+    """Return the columns of all times: a catalog lists earlier states, too."""
+    handle = snapshot.handle
+    specs = [handle.spec, *(spec_at(handle.spec, earlier.until - 1) for earlier in handle.spec.earlier)]
+    partitions = {e.name for spec in specs for e in partition_expressions(spec, table=handle.table)}
+    return {*snapshot.columns, *handle.spec.columns, *handle.spec.dropped, *partitions}
 
 
 def _with_iceberg(row: CheckedBucket, bucket: VirtualBucket, snapshot: Snapshot) -> CheckedBucket:
