@@ -23,7 +23,7 @@ from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.settings import IcebergSettings
 from icedb.services.proxy.config.tenants import Scope, VirtualBucket
 from icedb.services.proxy.iceberg.metadata_catalog import MetadataCatalog
-from icedb.services.proxy.iceberg.names import ManifestName, parse_name
+from icedb.services.proxy.iceberg.names import DocumentName, ManifestName, parse_name
 from icedb.services.proxy.iceberg.rest import RestError
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
@@ -71,13 +71,13 @@ def records(body: bytes) -> list[Any]:
 class Proxy:
     """The metadata of a new process."""
 
-    def __init__(self, bucket: VirtualBucket, **settings: Any) -> None:
+    def __init__(self, bucket: VirtualBucket, *, refresh_ms: int = 0, **settings: Any) -> None:
         self.bucket = bucket
         options: dict[str, Any] = {}
         if bucket.table in STORES:
             store, clock = STORES[bucket.table]
             options = {"clock": clock, "open_table": lambda *_: open_table(store, clock).handle}
-        self.catalog = MetadataCatalog(TableCatalog(refresh_ms=0, **options), IcebergSettings(**settings))
+        self.catalog = MetadataCatalog(TableCatalog(refresh_ms=refresh_ms, **options), IcebergSettings(**settings))
 
     async def document(self, as_of_ms: int | None = None) -> tuple[str, bytes]:
         document = await self.catalog.document(self.bucket, as_of_ms)
@@ -321,6 +321,63 @@ def test_two_processes_have_the_same_bytes_and_the_names_of_the_first_stay_valid
     asyncio.run(follow())
 
 
+@pytest.mark.parametrize("scope", [(), ACME])
+def test_a_document_stays_valid_after_pins_were_created(table: Table, scope: tuple[str, ...]) -> None:
+    first_ms = table.snapshot().parts[0].created_ms
+    documents = {}
+    for pin in ("first", "second", "third"):
+        address, body = asyncio.run(Proxy(bucket(*scope), snapshots=0).document())
+        documents[address] = body
+        tick()
+        table.pin(pin, as_of=first_ms)
+        tick()
+
+    async def follow() -> None:
+        for address, body in documents.items():
+            assert await Proxy(bucket(*scope), snapshots=0).get(address) == body
+
+    assert len(documents) == (2 if scope else 3)  # the tags of pins are not in the buckets of some partitions
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("kind", [".metadata.json", "/snap-", "/metadata/0"])
+@pytest.mark.parametrize("name", ["insert", "drop"])
+def test_a_process_that_need_not_refresh_yet_has_the_objects_of_a_newer_state(
+    table: Table, name: str, kind: str
+) -> None:
+    async def follow() -> None:
+        behind = Proxy(bucket(), refresh_ms=60_000)
+        await behind.read()
+        CHANGES[name](table)
+        objects = (await Proxy(bucket()).read()).objects
+        newest = [address for address in objects if kind in address and "--" not in address]
+        assert [await behind.get(a) for a in newest] == [objects[a] for a in newest] != []
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("parts", [2, 4096])
+@pytest.mark.parametrize("name", ["delete", "merge", "drop"])
+def test_each_object_of_a_replaced_state_can_be_fetched_after_many_commits(
+    table: Table, monkeypatch: pytest.MonkeyPatch, name: str, parts: int
+) -> None:
+    import icedb.reader.iceberg.manifests as manifests
+
+    monkeypatch.setattr(manifests, "_PARTS", parts)
+    for n in range(4):
+        table.insert([{"u": u, "n": n, "s": "x"} for u in (1, 2, 3)])
+        tick()
+    CHANGES[name](table)
+    objects = read(bucket(), snapshots=0).objects
+    for n in range(12):
+        tick()
+        table.insert([{"u": 1, "n": n, "s": "y"}])
+    tick()
+    table.drop_partitions(["u=2"])
+    for address, body in objects.items():
+        assert asyncio.run(Proxy(bucket(), snapshots=0).get(address)) == body, address
+
+
 def test_partition_values_that_files_mix_are_an_error_with_a_remedy(table: Table) -> None:
     table.alter(partition_by=["u", "n % 2 AS odd"])
     with pytest.raises(RestError, match=r"several values .* in odd\. .*exclude_columns") as raised:
@@ -382,6 +439,36 @@ def test_names_with_a_wrong_hash_or_time_do_not_exist(table: Table) -> None:
     asyncio.run(ask())
 
 
+def test_a_name_cannot_make_a_proxy_list_more_states_than_its_documents_have(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import icedb.services.proxy.iceberg.bucket_history as bucket_history
+
+    for n in range(5):
+        table.insert([{"u": 1, "n": n, "s": "x"}])
+        tick()
+    encode_document = bucket_history.encode_document
+    listed: list[int] = []
+
+    def counting(*arguments: Any) -> bytes:
+        listed.append(len(arguments[5]))
+        return encode_document(*arguments)
+
+    monkeypatch.setattr(bucket_history, "encode_document", counting)
+
+    async def ask() -> None:
+        proxy = Proxy(bucket(), snapshots=2)
+        name = parse_name(key_of((await proxy.document())[0]))
+        assert isinstance(name, DocumentName)
+        assert name.earlier == 2
+        for earlier in (1, 2, 3, 0xFFFF):
+            with pytest.raises(S3Error, match="does not exist"):
+                await proxy.get(f"s3://events/{replace(name, earlier=earlier, digest='0' * 16).key}")
+
+    asyncio.run(ask())
+    assert set(listed) == {1, 2}
+
+
 # ------------------------------------------------------------------------------------------------ what is listed
 
 
@@ -434,6 +521,18 @@ def test_pins_stay_listed_after_cleanup(table: Table) -> None:
     scoped = read(bucket(*ACME)).document
     assert set(scoped["refs"]) == {"main"}
     assert len(scoped["snapshots"]) == 2
+
+
+def test_a_damaged_pin_leaves_the_table_readable_without_tags(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    table.pin("first")
+    key = table.handle.keys.pin("second")
+    table.handle.store.create(key, b"{")
+    document = read(bucket()).document
+    assert set(document["refs"]) == {"main"}
+    assert len(document["snapshots"]) == 2
+    [message] = {r.getMessage() for r in caplog.records if r.name == "icedb.proxy"}
+    assert key in message
+    assert "lists no pins" in message
 
 
 @pytest.mark.parametrize(
