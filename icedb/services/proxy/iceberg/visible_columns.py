@@ -4,7 +4,8 @@ A bucket without `partitions` has the columns of the table. For a bucket with `p
 not declare counts only if a visible part contains it, and from the time of the first such part on: the times of the log
 tell when other tenants wrote it. Footers show which parts contain it, because the log records columns for log files
 only, which may name parts of several tenants. Footers are read only for columns that a log file with visible parts has,
-oldest part first, until each column was seen. No part is older than the log's time of its columns.
+from the log's time of the column on, until each column was seen. Earlier parts are last: only programs that give a log
+file a later time than its parts put the column there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from icedb.errors import InvalidOption, InvalidPartitionExpression, UnsupportedType
 from icedb.format.column_times import column_times
-from icedb.format.records import Marker
+from icedb.format.records import Marker, StoredLogFile
 from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, all_columns, spec_at
 from icedb.operations.export.exported_snapshot import exported_columns
@@ -78,14 +79,15 @@ class SeenColumns:
         created = [at_ms or 0 for at_ms in parts.column("created_ms")]
         visible = _readable_places(parts, created, state.horizon_ms)
         self.columns = {key: self.columns[key] for p in visible if (key := parts.keys[p]) in self.columns}
-        for files, columns in _columns_by_files(state, searched).items():
+        effective = state.effective
+        for files, columns in _columns_by_files(effective, searched).items():
             places = visible
-            if len(files) < len(state.effective):
+            if len(files) < len(effective):
                 named = set(VisibleParts(state.named_by(files)).keys)
                 places = [p for p in visible if parts.keys[p] in named]
             for column in columns:
                 since = bisect_left(places, in_log[column], key=created.__getitem__)
-                first = self._first(handle, state, parts, places[since:], column)
+                first = self._first(handle, state, parts, [*places[since:], *places[:since]], column)
                 if first is not None:
                     times[column] = min(created[first], times.get(column, created[first]))
         return times
@@ -117,11 +119,13 @@ def _readable_places(parts: VisibleParts, created: Sequence[int], horizon_ms: in
     return sorted(readable, key=created.__getitem__)
 
 
-def _columns_by_files(state: TableState, columns: Collection[str]) -> dict[tuple[str, ...], list[str]]:
+def _columns_by_files(
+    effective: Mapping[str, StoredLogFile], columns: Collection[str]
+) -> dict[tuple[str, ...], list[str]]:
     """Return the keys of log files -> the columns that exactly these log files have."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for column in sorted(columns):
-        files = tuple(key for key, stored in state.effective.items() if column in stored.file.schema)
+        files = tuple(key for key, stored in effective.items() if column in stored.file.schema)
         groups.setdefault(files, []).append(column)
     return groups
 

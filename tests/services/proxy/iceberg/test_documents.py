@@ -219,6 +219,19 @@ def test_earlier_states_do_not_show_when_another_tenant_wrote_a_column(
     asyncio.run(follow())
 
 
+def test_a_column_is_seen_in_parts_that_are_older_than_their_log_file(table: Table) -> None:
+    handle = table.handle
+    tick(100)
+    table.insert([{"u": 1, "c": 1}])
+    key, stored = next((k, f) for k, f in handle.read().files.items() if "c" in f.file.schema)
+    handle.store.delete([key])
+    t_ms = stored.file.t_ms + 50
+    later = handle.keys.log_file(t_ms, merged=False, writer=handle.clock.new_id())
+    handle.store.create(later, encode(LogFile(t_ms, stored.file.schema, stored.file.markers)))
+    tick(100)
+    assert "c" in {f["name"] for f in read(bucket(*ACME)).document["schemas"][-1]["fields"]}
+
+
 def test_rows_that_the_log_does_not_count_come_from_visible_parts_only(table: Table, monkeypatch: Any) -> None:
     import icedb.services.proxy.iceberg.bucket_manifests as bucket_manifests
     from icedb.transaction.append import append
