@@ -16,6 +16,7 @@ from fastavro import schemaless_writer
 from pyiceberg import conversions
 from pyiceberg import types as iceberg_types
 
+from icedb.reader.iceberg.data_files import DataFiles
 from icedb.reader.iceberg.iceberg_types import file_types, path_types
 from icedb.reader.iceberg.layout import IcebergLayout, PartitionField
 from icedb.reader.iceberg.manifests import Manifest, build_manifests
@@ -132,7 +133,7 @@ def test_manifests_equal_those_of_another_encoder(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("icedb.reader.iceberg.manifests._PARTS", 64)
     of_table, (parts, values) = layout(partitioned=partitioned), random_parts(500, random.Random(7))
     rows = {p.key: 7 for p in parts if p.rows is None}
-    manifests = build_manifests(of_table, parts, values, rows, table="t")
+    manifests = build_manifests(of_table, DataFiles.of(parts, rows), values, table="t")
     assert len(manifests) > 2
     assert sum(m.files for m in manifests) == len(parts)
     schema, encoded = blocks_of(manifests)
@@ -148,6 +149,6 @@ def test_superseded_parts_have_no_bounds_that_are_texts() -> None:
     stats = msgspec.Raw(b'{"n":[1,2,0],"v":["a","b",0],"day":[null,null,4]}')
     for tombstoned_ms, columns in ((None, {"n", "v", "day"}), (9, {"n", "day"})):
         part = Part("t/_data/a.parquet", "/lake/a", "", 1, 4, 8, tombstoned_ms, stats)
-        schema, encoded = blocks_of(build_manifests(of_table, [part], [{}], {}, table="t"))
+        schema, encoded = blocks_of(build_manifests(of_table, DataFiles.of([part], {}), [{}], table="t"))
         entry: Any = fastavro.schemaless_reader(io.BytesIO(encoded), schema, None)
         assert {pair["key"] for pair in entry["data_file"]["null_value_counts"]} == {field_id(c) for c in columns}

@@ -23,6 +23,7 @@ from icedb.operations.export.iceberg_folder import (
     referenced,
     table_uuid,
 )
+from icedb.reader.iceberg.data_files import DataFiles, uncounted
 from icedb.reader.iceberg.layout import IcebergLayout, layout_of
 from icedb.reader.iceberg.manifests import build_manifests, manifest_list
 from icedb.reader.iceberg.table_metadata import MAIN, IcebergSnapshot, TableMetadata, snapshot_entry, table_metadata
@@ -162,12 +163,11 @@ class _AvroFiles:
 def _built(snapshot: Snapshot, exclude_columns: Sequence[str], files: _AvroFiles) -> _Built:
     columns, partitions = exported_columns(snapshot, exclude_columns)
     layout = layout_of(snapshot, columns, partitions)
-    parts = list(snapshot.parts)  # those of a large table are created on each access
+    parts = snapshot.parts
     manifests = build_manifests(
         layout,
-        parts,
+        DataFiles.of(parts, part_rows(snapshot.handle, uncounted(parts))),
         path_values(snapshot, parts, list(partitions)),
-        part_rows(snapshot.handle, [p for p in parts if p.rows is None]),
         table=snapshot.table,
     )
     listed = [(files.add(m.body, is_list=False), m) for m in manifests]

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from icedb.format.records import Stats
 from icedb.reader.lazy_parts import LiveParts
 from icedb.sql.column_stats import DecodedBounds, decoded_bounds
 from icedb.storage.parts import Part
 
-__all__ = ["DataFiles"]
+__all__ = ["DataFiles", "uncounted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,14 @@ class DataFiles:
             if any(of_parts):
                 of_columns[column] = list(of_parts)
         return of_columns
+
+
+def uncounted(parts: Sequence[Part]) -> Sequence[Part]:
+    """Return the parts whose rows the log does not count."""
+    if not isinstance(parts, LiveParts):
+        return [p for p in parts if p.rows is None]
+    is_unknown = parts.markers.column("rows", pa.int64()).is_null()
+    return parts.chosen(pc.indices_nonzero(is_unknown).to_pylist())
 
 
 def _is_text(of_part: DecodedBounds) -> bool:

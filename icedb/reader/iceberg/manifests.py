@@ -8,7 +8,7 @@ that lists it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -23,9 +23,8 @@ from icedb.reader.iceberg.manifest_entries import ID_BITS, encode_entries, encod
 from icedb.reader.iceberg.manifest_schemas import LIST_SCHEMA, manifest_schema
 from icedb.reader.iceberg.single_values import binary_value, parse_values
 from icedb.reader.path_values import PathValues
-from icedb.storage.parts import Part
 
-__all__ = ["Manifest", "build_manifests", "ends_manifest", "manifest_list", "snapshot_id", "snapshot_ms"]
+__all__ = ["Manifest", "build_manifests", "divided", "ends_manifest", "manifest_list", "snapshot_id", "snapshot_ms"]
 
 # The mean number of parts in a manifest.
 _PARTS = 4096
@@ -74,17 +73,15 @@ def ends_manifest(key: str) -> bool:
 
 def build_manifests(
     layout: IcebergLayout,
-    parts: Sequence[Part],
+    files: DataFiles,
     values: Sequence[PathValues],
-    rows: Mapping[str, int],
     *,
     table: str,
 ) -> list[Manifest]:
-    """Return the manifests of these parts. `rows` has the row counts that the log does not have, by key.
+    """Return the manifests of these parts. `values` has the values of the partition columns of each part.
 
     Raises InvalidPartitionValue if a path has a value that is not of the column's type.
     """
-    files = DataFiles.of(parts, rows)
     # The parts of a partition share an object.
     distinct = {id(of_part): of_part for of_part in values}
     parsed = {f.name: _parsed(f, {v[f.name] for v in distinct.values()}, table) for f in layout.partition_fields}
@@ -103,7 +100,7 @@ def build_manifests(
         "content": b"data",
     }
     manifests = []
-    for places in _divided(files):
+    for places in divided(files.keys, files.created_ms):
         of_fields = zip(*(partitions[id_] for id_ in {id(values[place]) for place in places}), strict=True)
         manifests.append(
             Manifest(
@@ -132,14 +129,14 @@ def _parsed(field: PartitionField, texts: Collection[str | None], table: str) ->
     return parsed
 
 
-def _divided(files: DataFiles) -> Iterator[list[int]]:
+def divided(keys: Sequence[str], created_ms: Sequence[int]) -> Iterator[list[int]]:
     """Yield the places of the parts of each manifest, in the order of times and keys."""
-    order = sorted(range(len(files.keys)), key=files.keys.__getitem__)
-    order.sort(key=files.created_ms.__getitem__)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    order.sort(key=created_ms.__getitem__)
     places: list[int] = []
     for place in order:
         places.append(place)
-        if ends_manifest(files.keys[place]):
+        if ends_manifest(keys[place]):
             yield places
             places = []
     if places:

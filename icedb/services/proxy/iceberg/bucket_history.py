@@ -240,8 +240,8 @@ class BucketHistory:
         times = list(takewhile(self._is_held, reversed(earlier)))
         if not times:
             return
-        known = self._shown(known_markers(self.state))
-        groups = KnownGroups(known, name.newest_ms, since_ms=times[-1])
+        all_parts = self._shown(known_markers(self.state))
+        groups = KnownGroups(all_parts, name.newest_ms, since_ms=times[-1])
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for at_ms in times:
             layouts = list(self._layouts_at(at_ms))
@@ -249,7 +249,7 @@ class BucketHistory:
                 for layout in layouts:
                     if (layout.digest, group) not in tried:
                         tried.add((layout.digest, group))
-                        parts = VisibleParts(known.chosen(sorted(group)))
+                        parts = VisibleParts(all_parts.chosen(group))
                         yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, layout)
 
     def _snapshots_at(self, fixed: FixedState | None, at_ms: int) -> Iterator[BucketSnapshot]:

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from icedb.errors import InvalidPartitionValue
 from icedb.format.keys import decode_partition, partition_of
-from icedb.format.records import Marker
-from icedb.reader.iceberg.manifests import Manifest, build_manifests, ends_manifest, manifest_list
+from icedb.reader.iceberg.data_files import DataFiles, uncounted
+from icedb.reader.iceberg.manifests import Manifest, build_manifests, divided, ends_manifest, manifest_list
+from icedb.reader.lazy_parts import live_parts
 from icedb.reader.part_footers import part_rows
 from icedb.reader.path_values import path_values
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
 from icedb.services.proxy.iceberg.names import ListName, ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout
 from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleParts
-from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["BucketSnapshot", "KnownGroups", "ManifestCache"]
@@ -51,16 +51,11 @@ class BucketSnapshot:
 
     def groups(self) -> Iterator[tuple[ManifestName, Sequence[int]]]:
         """Yield the places of the parts of each manifest, with its name."""
-        keys, created_ms = self.parts.keys, [t or 0 for t in self.parts.column("created_ms")]
-        order = sorted(range(len(keys)), key=created_ms.__getitem__)  # of one time, they stay in key order
-        start = 0
-        for stop, place in enumerate(order, 1):
-            if stop == len(order) or ends_manifest(keys[place]):
-                group = order[start:stop]
-                digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())
-                digest.update("".join([f"{created_ms[p]} {keys[p]}\n" for p in group]).encode())
-                yield ManifestName(created_ms[place], digest.hexdigest()[:32]), group
-                start = stop
+        keys, created_ms = self.parts.keys, self.parts.created_ms
+        for group in divided(keys, created_ms):
+            digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())
+            digest.update("".join([f"{created_ms[p]} {keys[p]}\n" for p in group]).encode())
+            yield ManifestName(created_ms[group[-1]], digest.hexdigest()[:32]), group
 
     def partition_error(self) -> InvalidPartitionValue:
         """Return an error that a client may see, if the partition values of a part cannot be encoded."""
@@ -76,17 +71,17 @@ class BucketSnapshot:
             "leave these columns out with exclude_columns of the bucket, or rewrite these rows."
         )
 
-    def part(self, marker: Marker) -> Part:
-        """Return a part with the address by which the tenant reads it."""
-        prefix = self.handle.keys.data_prefix
-        return Part(
-            key=marker.key,
-            path=f"{self.base}/{marker.key[len(prefix) :]}",
-            partition=partition_of(prefix, marker.key),
-            bytes=marker.bytes,
-            rows=marker.rows,
-            created_ms=marker.created_ms,
-            stats=msgspec.UNSET if self.is_fixed else marker.stats,
+    def served(self, files: DataFiles) -> DataFiles:
+        """Return parts with the addresses by which the tenant reads them, and with the bounds of this snapshot.
+
+        A snapshot of the latest address has the same bounds after its parts are superseded, as long as it is held.
+        """
+        start = len(self.handle.keys.data_prefix)
+        return replace(
+            files,
+            paths=[f"{self.base}/{key[start:]}" for key in files.keys],
+            stats=[msgspec.UNSET] * len(files.keys) if self.is_fixed else files.stats,
+            superseded=[False] * len(files.keys),
         )
 
 
@@ -96,12 +91,12 @@ class KnownGroups:
     A state is searched without a list of its parts: only those of these manifests are visited.
     """
 
-    def __init__(self, known: VisibleParts, newest_ms: int, *, since_ms: int) -> None:
-        """Order the parts. `known` has all parts, live or not; both times are in unix milliseconds."""
-        self._keys = known.keys
+    def __init__(self, parts: VisibleParts, newest_ms: int, *, since_ms: int) -> None:
+        """Order the parts. `parts` are all parts, live or not; both times are in unix milliseconds."""
+        self._keys = parts.keys
         self._newest_ms = newest_ms
-        self._created_ms = created_ms = [t or 0 for t in known.column("created_ms")]
-        self._gone_ms = gone_ms = known.column("tombstoned_ms")
+        self._created_ms = created_ms = parts.created_ms
+        self._gone_ms = gone_ms = parts.column("tombstoned_ms")
         places = [
             place
             for place, (born, gone) in enumerate(zip(created_ms, gone_ms, strict=True))
@@ -173,14 +168,12 @@ def _encoded(snapshot: BucketSnapshot, groups: Sequence[Sequence[int]]) -> list[
     """Return the manifests of these groups. Together, they are divided as they are in the whole snapshot."""
     if not groups:
         return []
-    markers = snapshot.parts.chosen([place for group in groups for place in group])
+    handle, layout = snapshot.handle, snapshot.layout
     # With the addresses at which this process reads the store, in case that a footer is needed.
-    stored = [snapshot.handle.part(marker) for marker in markers]
-    layout = snapshot.layout
+    parts = live_parts(handle, snapshot.parts.chosen([place for group in groups for place in group]))
     return build_manifests(
         layout.layout,
-        [snapshot.part(marker) for marker in markers],
-        path_values(layout.snapshot, stored, [f.name for f in layout.layout.partition_fields]),
-        part_rows(snapshot.handle, [part for part in stored if part.rows is None]),
-        table=snapshot.handle.table,
+        snapshot.served(DataFiles.of(parts, part_rows(handle, uncounted(parts)))),
+        path_values(layout.snapshot, parts, [f.name for f in layout.layout.partition_fields]),
+        table=handle.table,
     )

@@ -76,7 +76,7 @@ class SeenColumns:
         if not searched:
             return times
         parts = VisibleParts.of(known_markers(state), bucket.scope, handle.keys.data_prefix)
-        created = [at_ms or 0 for at_ms in parts.column("created_ms")]
+        created = parts.created_ms
         visible = _readable_places(parts, created, state.horizon_ms)
         self.columns = {key: self.columns[key] for p in visible if (key := parts.keys[p]) in self.columns}
         effective = state.effective

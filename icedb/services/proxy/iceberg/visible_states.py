@@ -48,20 +48,17 @@ class VisibleParts:
                 shown[folder] = scope.shows(partition_of(data_prefix, key))
             if shown[folder]:
                 places.append(place)
-        if isinstance(markers, MarkerView):
-            return cls(markers.chosen(places))
-        return cls([markers[place] for place in places])
+        return cls(cls(markers).chosen(places))
 
     def __len__(self) -> int:
         return len(self.markers)
 
     def chosen(self, places: Sequence[int]) -> Sequence[Marker]:
-        """Return the markers at these places, in this order."""
-        if not isinstance(self.markers, MarkerView):
-            return [self.markers[place] for place in places]
+        """Return the markers at these places, in key order."""
         in_order = sorted(places)
-        markers = dict(zip(in_order, self.markers.chosen(in_order), strict=True))  # created in batches
-        return [markers[place] for place in places]
+        if isinstance(self.markers, MarkerView):
+            return self.markers.chosen(in_order)
+        return [self.markers[place] for place in in_order]
 
     @cached_property
     def keys(self) -> Sequence[str]:
@@ -72,6 +69,11 @@ class VisibleParts:
     def digests(self) -> Sequence[int]:
         """A number for each key."""
         return [crc32(key.encode()) for key in self.keys]
+
+    @cached_property
+    def created_ms(self) -> Sequence[int]:
+        """The time of each part, in unix milliseconds."""
+        return [at_ms or 0 for at_ms in self.column("created_ms")]
 
     def column(self, name: str) -> Sequence[int | None]:
         """Return a field of the markers that has numbers."""
@@ -120,7 +122,7 @@ class VisibleHistory:
         rows = pa.array(parts.column("rows"), pa.int64())
         born = pa.table(
             {
-                "time": pa.array(parts.column("created_ms"), pa.int64()),
+                "time": pa.array(parts.created_ms, pa.int64()),
                 "keys": pa.array(parts.digests, pa.int64()),
                 "parts": pa.array([1] * len(parts), pa.int64()),
                 "rows": rows.fill_null(0),
