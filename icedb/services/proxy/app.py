@@ -30,7 +30,7 @@ from icedb.services.proxy.iceberg.rest import RestError, rest_error, rest_error_
 from icedb.services.proxy.iceberg_routes import TOKENS_OPERATION, IcebergRoutes
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.metrics import ABORTED, ProxyMetrics
-from icedb.services.proxy.request_body import UnauthenticatedBodies, check_body, check_head, has_body
+from icedb.services.proxy.request_body import check_body, check_head, has_body
 from icedb.services.proxy.routing import NO_OPERATION, Operations, operation_name
 from icedb.services.proxy.s3.address import Address, parse_address
 from icedb.services.proxy.s3.request import S3Request
@@ -50,9 +50,6 @@ HEALTH_PATH = "/-/health"
 _SERVER_ERRORS = frozenset({"InternalError", "ServiceUnavailable"})
 # An unauthenticated client gets one response on a connection, so that it cannot occupy the connection.
 _CLOSE_HEADER = ("connection", "close")
-# A client that has not authenticated may keep a connection until it is evicted. Connections whose token request has no
-# complete body yet cannot be evicted, so they are a small share of all.
-TOKEN_BODIES_SHARE = 16
 STEPS_PER_SECOND = 4
 STEP_BYTES_MIN = 4 * 1024
 
@@ -101,7 +98,6 @@ class ProxyApp:
         self._operations = Operations(tables, Listings(tables), settings.region, redirect_for, metadata)
         self._iceberg = None
         if iceberg is not None and metadata is not None:
-            self._token_bodies = UnauthenticatedBodies(max(1, settings.connections // TOKEN_BODIES_SHARE))
             self._iceberg = IcebergRoutes(metadata, directory, iceberg, settings, self._clock.now_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +167,7 @@ class ProxyApp:
         request = exchange.request
         if iceberg.wants_token(request):
             exchange.operation = TOKENS_OPERATION
-            owner = await iceberg.authenticate_client(request, await self._token_bodies.read(request, receive))
+            owner = await iceberg.authenticate_client(request, receive)
             exchange.caller = AuthenticatedCaller(owner)
             with self._limiter.enter(owner.tenant):
                 return iceberg.token_response(owner)

@@ -16,7 +16,7 @@ from icedb.reader.snapshot import Snapshot
 from icedb.reader.time_bounds import markers_at
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.tenants import VirtualBucket
-from icedb.services.proxy.iceberg.bucket_history import BucketHistory
+from icedb.services.proxy.iceberg.bucket_history import BucketHistory, FixedState
 from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache
 from icedb.services.proxy.iceberg.visible_columns import SeenColumns
 from icedb.sql.partition_expressions import partition_expressions
@@ -106,7 +106,7 @@ def _with_iceberg(row: CheckedBucket, bucket: VirtualBucket, snapshot: Snapshot)
     try:
         state, at_ms = handle.read(), bucket.scope.as_of_ms
         history = BucketHistory.of(bucket, handle, state, SeenColumns(), snapshots=0, hold_ms=0)
-        fixed = None if at_ms is None else history.fixed_state(at_ms, markers_at(handle, state, at_ms))
+        fixed = None if at_ms is None else FixedState.of(bucket, handle, at_ms, markers_at(handle, state, at_ms))
         fields = len(history.layout(fixed).layout.fields)
         if (listed := history.snapshot(fixed)) is not None:
             ManifestCache(0).list_body(bucket, listed)

@@ -21,12 +21,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote
 
+from starlette.types import Receive
+
 from icedb.services.proxy.config.settings import IcebergSettings, ServerSettings
-from icedb.services.proxy.config.tenants import KeyOwner, TenantDirectory
+from icedb.services.proxy.config.tenants import KeyOwner, TenantDirectory, secret_of
 from icedb.services.proxy.iceberg.documents import bucket_address
 from icedb.services.proxy.iceberg.metadata_catalog import MetadataCatalog
 from icedb.services.proxy.iceberg.rest import RestError, json_response, table_response
-from icedb.services.proxy.iceberg.tokens import UNKNOWN_SECRET, create_token, token_owner
+from icedb.services.proxy.iceberg.tokens import create_token, token_owner
+from icedb.services.proxy.request_body import UnauthenticatedBodies
 from icedb.services.proxy.s3.address import bucket_of_host, split_time
 from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.response import S3Response
@@ -40,6 +43,9 @@ _ROOT = "/iceberg"
 _SERVICES = ("execute-api", "glue", "s3")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 _FORM_FIELDS_MAX = 20
+# A client that has not authenticated may keep a connection until it is evicted. Connections whose token request has no
+# complete body yet cannot be evicted, so they are a small share of all.
+_TOKEN_BODIES_SHARE = 16
 
 TOKENS_OPERATION = "iceberg_token"
 _NAMESPACE, _TABLE = "{namespace}", "{table}"
@@ -85,6 +91,7 @@ class IcebergRoutes:
         self._settings = settings
         self._server = server
         self._now_ms = now_ms
+        self._token_bodies = UnauthenticatedBodies(max(1, server.connections // _TOKEN_BODIES_SHARE))
 
     def serves(self, request: S3Request) -> bool:
         """Return whether a request is for the catalog, before it is authenticated. Raises S3Error (InvalidURI)."""
@@ -117,9 +124,9 @@ class IcebergRoutes:
                 raise _not_authorized(error.message) from None
             raise
 
-    async def authenticate_client(self, request: S3Request, body: bytes) -> KeyOwner:
+    async def authenticate_client(self, request: S3Request, receive: Receive) -> KeyOwner:
         """Return the owner of the key in a request for a token. Raises RestError, S3Error."""
-        form = _form(request, body)
+        form = _form(request, await self._token_bodies.read(request, receive))
         if form.get("grant_type") != "client_credentials":
             raise _bad_request("grant_type must be client_credentials.")
         authorization = request.header("authorization")
@@ -128,8 +135,7 @@ class IcebergRoutes:
         else:
             key_id, secrets = form.get("client_id", ""), [form.get("client_secret", "")]
         owner = await self._directory.find(key_id) if key_id else None
-        secret = UNKNOWN_SECRET if owner is None else owner.key.secret
-        matches = [hmac.compare_digest(one.encode(), secret.encode()) for one in secrets]
+        matches = [hmac.compare_digest(one.encode(), secret_of(owner).encode()) for one in secrets]
         if owner is None or not any(matches):
             raise _not_authorized("client_id must be an access key id, and client_secret its secret.")
         return owner

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.compat import HTTPHeaders
 from botocore.credentials import ReadOnlyCredentials
 
-from icedb.services.proxy.config.tenants import KeyOwner, Tenant, TenantDirectory
+from icedb.services.proxy.config.tenants import KeyOwner, Tenant, TenantDirectory, secret_of
 from icedb.services.proxy.s3.request import S3Request
 from icedb.services.proxy.s3.s3_errors import S3Error
 
@@ -61,9 +60,6 @@ _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 #: The service of requests for S3, whose paths are signed as they are.
 _S3 = ("s3",)
 _STREAMING = re.compile(r"STREAMING-[A-Z0-9-]{1,64}")
-
-# The secret for unknown keys, so that their rejection takes as long as that of a wrong signature.
-_UNKNOWN_KEY_SECRET = secrets.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ async def authenticate(
     _check_signed(request, claim.signed_headers)
     owner = await directory.find(claim.access_key_id)
     signer = _Signer if services == _S3 else _GeneralSigner
-    expected = _signature(request, claim, owner.key.secret if owner else _UNKNOWN_KEY_SECRET, signer)
+    expected = _signature(request, claim, secret_of(owner), signer)
     matches = hmac.compare_digest(expected.encode(), claim.signature.encode())
     if owner is None:
         raise S3Error("InvalidAccessKeyId")

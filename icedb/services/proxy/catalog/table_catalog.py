@@ -105,15 +105,19 @@ class _OpenTable:
 
 @dataclass(frozen=True)
 class BucketState:
-    """A view of a bucket, with the latest known state of its table."""
+    """The latest known state of a bucket's table, and the view of the bucket if it is as of a time."""
 
     handle: Handle
     state: TableState
-    view: BucketView
-    #: The as-of time of the view; None if it is the latest.
-    at_ms: int | None
+    #: None: the bucket shows the latest state.
+    view: BucketView | None
     #: When the state was read, on the loop's clock.
     read_at: float
+
+    @property
+    def at_ms(self) -> int | None:
+        """The as-of time, in unix milliseconds; None: the latest."""
+        return None if self.view is None else self.view.as_of_ms
 
 
 class TableCatalog:
@@ -172,16 +176,15 @@ class TableCatalog:
         return await self._within(table, whole, bucket.scope)
 
     async def read(self, bucket: VirtualBucket, as_of_ms: int | None, *, fresh: bool = False) -> BucketState:
-        """Return the view of a bucket as `view` does, with the state of its table. Raises S3Error.
+        """Return the state of a bucket's table, with the view of an as-of time as `view` returns it. Raises S3Error.
 
         With `fresh`, the log is read now, also if the cached state is younger than `refresh_ms`.
         """
         at_ms = self.checked_time(bucket.scope, as_of_ms)
         table = self._table(bucket)
-        at_time = None if at_ms is None else await self._at(table, at_ms)
+        view = None if at_ms is None else await self._within(table, await self._at(table, at_ms), bucket.scope)
         current = await self._latest(table, fresh=fresh)
-        view = await self._within(table, at_time or current.latest, bucket.scope)
-        return BucketState(current.handle, current.state, view, at_ms, current.read_at)
+        return BucketState(current.handle, current.state, view, current.read_at)
 
     async def run(self, bucket: VirtualBucket, work: Callable[[], _Result]) -> _Result:
         """Run work on a bucket in a thread. Raises S3Error if the table cannot be read."""

@@ -6,6 +6,7 @@ bucket shows the live parts of one table, or those of some partitions, latest or
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,10 +23,13 @@ __all__ = [
     "Tenant",
     "TenantLimits",
     "VirtualBucket",
+    "secret_of",
 ]
 
 #: Tolerance for clocks that are ahead, of clients that request their current time and of operators that configure it.
 AHEAD_MS_MAX = 60_000
+
+_UNKNOWN_KEY_SECRET = secrets.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,11 @@ class KeyOwner:
 
     tenant: Tenant
     key: AccessKey
+
+
+def secret_of(owner: KeyOwner | None) -> str:
+    """Return the secret of a key; for an unknown key a random one, so that its rejection takes as long as another."""
+    return _UNKNOWN_KEY_SECRET if owner is None else owner.key.secret
 
 
 class TenantDirectory(Protocol):

@@ -13,7 +13,6 @@ from icedb.errors import CorruptLog, InvalidOption, InvalidPartitionExpression, 
 from icedb.format.records import Marker
 from icedb.format.replay import TableState, live_markers
 from icedb.operations.export.export_pins import is_export_pin
-from icedb.reader.iceberg.manifests import snapshot_ms
 from icedb.reader.iceberg.table_metadata import MAIN
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.bucket_manifests import BucketSnapshot, KnownGroups
@@ -37,6 +36,11 @@ class FixedState(NamedTuple):
 
     at_ms: int
     parts: VisibleParts
+
+    @classmethod
+    def of(cls, bucket: VirtualBucket, handle: Handle, at_ms: int, markers: Sequence[Marker]) -> FixedState:
+        """Return the state at a time, from the markers of the table's live parts at that time."""
+        return cls(at_ms, VisibleParts.of(markers, bucket.scope, handle.keys.data_prefix))
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,10 @@ class BucketHistory:
         pins = _readable_pins(bucket, handle, now_ms) if scope.time_travel else []
         if previous is not None and previous.state is state and previous.handle is handle:
             return previous if previous.pins == pins else replace(previous, pins=pins)
-        columns = seen.find(handle, state, bucket) if scope.partitions else None
-        known = VisibleParts.of(known_markers(state), scope, handle.keys.data_prefix)
-        layouts = BucketLayouts(handle, state, bucket, columns, [handle.part(m) for m in known.markers[:1]])
-        visible = VisibleHistory.of(known)
-        return cls(bucket, handle, state, layouts, visible, pins, now_ms, snapshots, hold_ms)
+        all_parts = VisibleParts.of(known_markers(state), scope, handle.keys.data_prefix)
+        columns = seen.find(handle, state, all_parts) if scope.partitions else None
+        layouts = BucketLayouts(handle, state, bucket, columns, [handle.part(m) for m in all_parts.markers[:1]])
+        return cls(bucket, handle, state, layouts, VisibleHistory.of(all_parts), pins, now_ms, snapshots, hold_ms)
 
     @cached_property
     def live(self) -> VisibleParts:
@@ -91,10 +94,6 @@ class BucketHistory:
 
     def _shown(self, markers: Sequence[Marker]) -> VisibleParts:
         return VisibleParts.of(markers, self.bucket.scope, self.handle.keys.data_prefix)
-
-    def fixed_state(self, at_ms: int, markers: Sequence[Marker]) -> FixedState:
-        """Return the state of the bucket at a time, from the live parts of the table at that time."""
-        return FixedState(at_ms, self._shown(markers))
 
     def layout(self, fixed: FixedState | None) -> BucketLayout:
         """Return the layout of the newest document. Raises UnsupportedType and InvalidOption, as `document`."""
@@ -121,14 +120,14 @@ class BucketHistory:
         if fixed is not None:
             document, body = self._fixed_document(fixed)
             return body if document == name else None
-        if name.at_ms != (self.visible.newest_ms or 0) and not self._is_held(name.at_ms):
+        if name.time_ms != (self.visible.newest_ms or 0) and not self._is_held(name.time_ms):
             return None
         if name.earlier > self.snapshots:
             return None  # a client can request any number
         # Pins, columns, and the horizon may have changed since a document of this name was served.
         for pins, latest, since_ms in product(self._recent_pins(), (True, False), (self.state.horizon_ms, 0)):
-            layout = self._layout(name.at_ms, latest=latest)
-            document, body = self._document(name.at_ms or None, layout, name.earlier, pins, since_ms=since_ms)
+            layout = self._layout(name.time_ms, latest=latest)
+            document, body = self._document(name.time_ms or None, layout, name.earlier, pins, since_ms=since_ms)
             if document == name:
                 return body
         return None
@@ -219,7 +218,7 @@ class BucketHistory:
 
     def snapshot_of_list(self, fixed: FixedState | None, name: ListName) -> BucketSnapshot | None:
         """Return the snapshot whose manifest list has that name; None if the bucket has none."""
-        at_ms = snapshot_ms(name.snapshot_id)
+        at_ms = name.time_ms
         for snapshot in self._snapshots_at(fixed, at_ms):
             if snapshot.list_name == name:
                 return snapshot
@@ -236,12 +235,12 @@ class BucketHistory:
 
     def _replaced_with(self, name: ManifestName, newest_ms: int) -> Iterator[BucketSnapshot]:
         # Any state since the manifest's newest part may have it: a deletion changes manifests of old parts.
-        earlier = self.visible.earlier(newest_ms, since_ms=name.newest_ms, count=len(self.visible.times))
+        earlier = self.visible.earlier(newest_ms, since_ms=name.time_ms, count=len(self.visible.times))
         times = list(takewhile(self._is_held, reversed(earlier)))
         if not times:
             return
         all_parts = self._shown(known_markers(self.state))
-        groups = KnownGroups(all_parts, name.newest_ms, since_ms=times[-1])
+        groups = KnownGroups(all_parts, name.time_ms, since_ms=times[-1])
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for at_ms in times:
             layouts = list(self._layouts_at(at_ms))

@@ -172,4 +172,4 @@ class MetadataCatalog:
 
 
 def _fixed(read: BucketState) -> FixedState | None:
-    return None if read.at_ms is None else FixedState(read.at_ms, VisibleParts(read.view.markers))
+    return None if read.view is None else FixedState(read.view.as_of_ms, VisibleParts(read.view.markers))

@@ -42,16 +42,11 @@ class DocumentName:
     The number is without the states of pins, and with states that are not listed because Iceberg lacks their types.
     """
 
-    at_ms: int
+    time_ms: int
     earlier: int
     digest: str
 
     content_type: ClassVar[str] = "application/json"
-
-    @property
-    def time_ms(self) -> int:
-        """The time of the object, in unix milliseconds."""
-        return self.at_ms
 
     @classmethod
     def of(cls, at_ms: int, earlier: int, body: bytes) -> DocumentName:
@@ -61,7 +56,7 @@ class DocumentName:
     @property
     def key(self) -> str:
         """The key in the bucket."""
-        text = f"{self.at_ms:012x}{self.earlier:04x}{self.digest}"
+        text = f"{self.time_ms:012x}{self.earlier:04x}{self.digest}"
         uuid = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
         return f"{METADATA_PREFIX}00001-{uuid}.metadata.json"
 
@@ -77,7 +72,7 @@ class ListName:
 
     @property
     def time_ms(self) -> int:
-        """The time of the object, in unix milliseconds."""
+        """The time of the snapshot."""
         return snapshot_ms(self.snapshot_id)
 
     @property
@@ -90,20 +85,15 @@ class ListName:
 class ManifestName:
     """The name of a manifest whose newest part has a time."""
 
-    newest_ms: int
+    time_ms: int
     digest: str
 
     content_type: ClassVar[str] = _AVRO
 
     @property
-    def time_ms(self) -> int:
-        """The time of the object, in unix milliseconds."""
-        return self.newest_ms
-
-    @property
     def key(self) -> str:
         """The key in the bucket."""
-        return f"{METADATA_PREFIX}{self.newest_ms:012x}-{self.digest}.avro"
+        return f"{METADATA_PREFIX}{self.time_ms:012x}-{self.digest}.avro"
 
 
 MetadataName = DocumentName | ListName | ManifestName

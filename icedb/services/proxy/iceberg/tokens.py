@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import hmac
 import re
-import secrets
 from dataclasses import dataclass
 
-from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, TenantDirectory
+from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, TenantDirectory, secret_of
 
-__all__ = ["UNKNOWN_SECRET", "create_token", "token_owner"]
+__all__ = ["create_token", "token_owner"]
 
 # No two adjacent elements match the same character.
 _TOKEN = re.compile(r"([A-Za-z0-9_-]{3,128})\.([0-9]{1,12})\.([0-9a-f]{64})", re.ASCII)
 _PURPOSE = b"icedb proxy: bearer token of the Iceberg catalog, version 1"
-
-#: The secret of unknown keys, so that their rejection takes as long as that of a wrong signature.
-UNKNOWN_SECRET = secrets.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,6 @@ async def token_owner(token: str, directory: TenantDirectory, *, now_ms: int) ->
         return None
     claim = _TokenClaim(fields[1], fields[2])
     owner = await directory.find(claim.key_id)
-    expected = claim.signature(UNKNOWN_SECRET if owner is None else owner.key.secret)
+    expected = claim.signature(secret_of(owner))
     matches = hmac.compare_digest(expected.encode(), fields[3].encode())
     return owner if matches and now_ms < 1000 * int(claim.ends) else None

@@ -28,7 +28,7 @@ from icedb.reader.part_footers import part_columns
 from icedb.reader.snapshot import Snapshot
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.names import digest_of
-from icedb.services.proxy.iceberg.visible_states import VisibleParts, known_markers
+from icedb.services.proxy.iceberg.visible_states import VisibleParts
 from icedb.sql.partition_expressions import partition_expressions, partition_types
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
@@ -63,11 +63,12 @@ class SeenColumns:
     #: The key of a part -> those columns of the log that it contains. Most parts share one set.
     columns: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def find(self, handle: Handle, state: TableState, bucket: VirtualBucket) -> dict[str, int]:
+    def find(self, handle: Handle, state: TableState, parts: VisibleParts) -> dict[str, int]:
         """Return column of the log -> its time, for declared columns and those that a visible part contains.
 
-        The time is that of the declaration or of the first part, in unix milliseconds. Parts with a tombstone count as
-        long as their state can be read, because the catalog lists it. Reads footers of visible parts only.
+        `parts` are all visible parts of the state, live or not. The time is that of the declaration or of the first
+        part, in unix milliseconds. Parts with a tombstone count as long as their state can be read, because the catalog
+        lists it. Reads footers of visible parts only.
         """
         times = {c: handle.spec.declared_ms.get(c, 0) for c in state.schema if c in handle.spec.columns}
         in_log = column_times(state)
@@ -75,7 +76,6 @@ class SeenColumns:
         searched = {c for c in state.schema if c not in times or times[c] > max(in_log[c], state.horizon_ms)}
         if not searched:
             return times
-        parts = VisibleParts.of(known_markers(state), bucket.scope, handle.keys.data_prefix)
         created = parts.created_ms
         visible = _readable_places(parts, created, state.horizon_ms)
         self.columns = {key: self.columns[key] for p in visible if (key := parts.keys[p]) in self.columns}
