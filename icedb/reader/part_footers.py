@@ -28,28 +28,25 @@ def parts_with_columns(handle: Handle, parts: Sequence[Part], columns: Collectio
 
     Raises MissingPart, SnapshotExpired and the store's errors.
     """
-    if not parts or not columns:
-        return []
-    # Chunks of a nested column have the path `column, field`.
-    conditions = " OR ".join(
-        f"lower(path_in_schema) = {text} OR starts_with(lower(path_in_schema), {text} || ', ')"
-        for text in (f"lower({quote_text(column)})" for column in columns)
-    )
-    rows = _footers(handle, parts, f"SELECT DISTINCT file_name FROM parquet_metadata({{}}) WHERE {conditions}")
-    keys = {key for key, *_ in rows}
-    return [part for part in parts if part.key in keys]
+    present = part_columns(handle, parts, columns)
+    return [part for part in parts if present[part.key]]
 
 
 def part_columns(handle: Handle, parts: Sequence[Part], columns: Collection[str]) -> dict[str, set[str]]:
-    """Return those of the columns that each part contains, by the part's key, as `parts_with_columns` does.
+    """Return those of the columns that each part contains, without regard to case, by the part's key.
 
     Raises MissingPart, SnapshotExpired and the store's errors.
     """
     present: dict[str, set[str]] = {part.key: set() for part in parts}
-    for key, path in _footers(
-        handle, parts, "SELECT DISTINCT file_name, lower(path_in_schema) FROM parquet_metadata({})"
-    ):
-        present[key] |= {c for c in columns if path == c.lower() or path.startswith(f"{c.lower()}, ")}
+    if not columns:
+        return present
+    # Chunks of a nested column have the path `column, field`.
+    query = """
+        SELECT DISTINCT file_name, name FROM parquet_metadata({}), (SELECT unnest(?::VARCHAR[]) AS name)
+        WHERE lower(path_in_schema) = lower(name) OR starts_with(lower(path_in_schema), lower(name) || ', ')
+    """
+    for key, column in _footers(handle, parts, query, list(columns)):
+        present[key].add(column)
     return present
 
 
@@ -61,7 +58,7 @@ def part_rows(handle: Handle, parts: Sequence[Part]) -> dict[str, int]:
     return dict(_footers(handle, parts, "SELECT file_name, num_rows FROM parquet_file_metadata({})"))
 
 
-def _footers(handle: Handle, parts: Sequence[Part], query: str) -> Iterator[tuple[Any, ...]]:
+def _footers(handle: Handle, parts: Sequence[Part], query: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query over the footers of parts, with the key of the part as their first value."""
     if not parts:
         return
@@ -71,7 +68,7 @@ def _footers(handle: Handle, parts: Sequence[Part], query: str) -> Iterator[tupl
             key_of = dict(zip(handle.part_paths.readable(some), (p.key for p in some), strict=True))
             paths = ", ".join(map(quote_text, key_of))
             try:
-                rows = con.execute(query.format(f"[{paths}]")).fetchall()
+                rows = con.execute(query.format(f"[{paths}]"), parameters).fetchall()
             except duckdb.Error as error:
                 raise translate_read_error(handle, parts, error, as_of_ms=handle.clock.now_ms()) from None
             yield from ((key_of[str(path)], *others) for path, *others in rows)
