@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
-from icedb.storage.option_names import known_options
+from icedb.storage.option_names import check_endpoint, cloud_options, set_options
 
 __all__ = ["AzureAccess", "azure_access"]
 
@@ -53,13 +52,14 @@ class AzureAccess:
     @property
     def storage_options(self) -> dict[str, str]:
         """The options that `azure_access` parses to this value. Contains secrets."""
-        options = {
-            "AZURE_STORAGE_ACCOUNT_NAME": self.account,
-            "AZURE_STORAGE_ENDPOINT": self.endpoint,
-            "AZURE_STORAGE_ACCOUNT_KEY": self.key,
-            "AZURE_STORAGE_SAS_TOKEN": self.sas_token,
-        }
-        return {name: value for name, value in options.items() if value}
+        return set_options(
+            {
+                "AZURE_STORAGE_ACCOUNT_NAME": self.account,
+                "AZURE_STORAGE_ENDPOINT": self.endpoint,
+                "AZURE_STORAGE_ACCOUNT_KEY": self.key,
+                "AZURE_STORAGE_SAS_TOKEN": self.sas_token,
+            }
+        )
 
 
 def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAccess:
@@ -67,11 +67,7 @@ def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAcces
 
     Raises InvalidOption, which quotes no value.
     """
-    if unknown := sorted(name for name in storage_options if name.lower() not in _OPTIONS):
-        supported = sorted(name.upper() for name in _OPTIONS if name.startswith("azure_storage"))
-        raise InvalidOption(f"{text}: unknown storage options {unknown}. Known for Azure: {supported}.")
-    from_environment = {name: value for name, value in os.environ.items() if name.startswith("AZURE_")}
-    options, explicit = known_options(from_environment, _OPTIONS), known_options(storage_options, _OPTIONS)
+    explicit, options = cloud_options(storage_options, _OPTIONS, cloud="Azure", prefix="AZURE_", text=text)
     if explicit.keys() & _SECRETS:  # key and signature never come from two different sources
         options = {name: value for name, value in options.items() if name not in _SECRETS}
     options |= explicit
@@ -89,10 +85,7 @@ def azure_access(storage_options: Mapping[str, str], *, text: str) -> AzureAcces
     if key and not _is_base64(key):
         raise InvalidOption(f"{text}: AZURE_STORAGE_ACCOUNT_KEY is not an account key, which must be base64.")
     endpoint = options.get("endpoint", f"https://{account}.blob.core.windows.net").rstrip("/")
-    if not endpoint.startswith(("http://", "https://")) or set("@?") & set(endpoint):
-        raise InvalidOption(
-            f"{text}: AZURE_STORAGE_ENDPOINT must start with http:// or https:// and contain no credentials."
-        )
+    check_endpoint(endpoint, "AZURE_STORAGE_ENDPOINT", text=text)
     return AzureAccess(account, endpoint, key, sas_token)
 
 

@@ -13,12 +13,11 @@ Without any, obstore uses the application default credentials of `gcloud`, else 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
-from icedb.storage.option_names import known_options
+from icedb.storage.option_names import check_endpoint, cloud_options, set_options
 
 __all__ = ["GoogleAccess", "google_access"]
 
@@ -53,14 +52,15 @@ class GoogleAccess:
     @property
     def storage_options(self) -> dict[str, str]:
         """The options that `google_access` parses to this value. Contains secrets."""
-        options = {
-            "GOOGLE_BASE_URL": self.endpoint,
-            "GOOGLE_SERVICE_ACCOUNT": self.service_account,
-            "GOOGLE_SERVICE_ACCOUNT_KEY": self.service_account_key,
-            "GOOGLE_APPLICATION_CREDENTIALS": self.application_credentials,
-            "GOOGLE_BEARER_TOKEN": self.bearer_token,
-        }
-        return {name: value for name, value in options.items() if value}
+        return set_options(
+            {
+                "GOOGLE_BASE_URL": self.endpoint,
+                "GOOGLE_SERVICE_ACCOUNT": self.service_account,
+                "GOOGLE_SERVICE_ACCOUNT_KEY": self.service_account_key,
+                "GOOGLE_APPLICATION_CREDENTIALS": self.application_credentials,
+                "GOOGLE_BEARER_TOKEN": self.bearer_token,
+            }
+        )
 
 
 def google_access(storage_options: Mapping[str, str], *, text: str) -> GoogleAccess:
@@ -68,15 +68,11 @@ def google_access(storage_options: Mapping[str, str], *, text: str) -> GoogleAcc
 
     Raises InvalidOption, which quotes no value.
     """
-    if unknown := sorted(name for name in storage_options if name.lower() not in _OPTIONS):
-        supported = sorted(name.upper() for name in _OPTIONS if name.startswith("google_"))
-        raise InvalidOption(f"{text}: unknown storage options {unknown}. Known for Google Cloud: {supported}.")
-    environment = known_options({n: v for n, v in os.environ.items() if n.startswith("GOOGLE_")}, _OPTIONS)
-    explicit = known_options(storage_options, _OPTIONS)
+    explicit, environment = cloud_options(storage_options, _OPTIONS, cloud="Google Cloud", prefix="GOOGLE_", text=text)
     endpoint = (explicit.pop("base_url", "") or environment.pop("base_url", "")).rstrip("/")
     environment.pop("base_url", None)
-    if endpoint and (not endpoint.startswith(("http://", "https://")) or set("@?") & set(endpoint)):
-        raise InvalidOption(f"{text}: GOOGLE_BASE_URL must start with http:// or https:// and contain no credentials.")
+    if endpoint:
+        check_endpoint(endpoint, "GOOGLE_BASE_URL", text=text)
     if len(explicit) > 1:
         raise InvalidOption(f"{text}: give only one of {_names(explicit)}.")
     for kind in explicit:

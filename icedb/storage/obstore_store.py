@@ -124,13 +124,6 @@ def _open_azure(container: str, access: AzureAccess) -> AzureStore:
 
 
 def _open_google(location: Location, access: GoogleAccess) -> GCSStore:
-    options = {
-        "service_account": access.service_account,
-        "service_account_key": access.service_account_key,
-        "application_credentials": access.application_credentials,
-        "bearer_token": access.bearer_token,
-        "base_url": access.endpoint,
-    }
     plain_http = bool(access.endpoint and access.endpoint.startswith("http://"))
     try:
         return GCSStore(
@@ -138,7 +131,7 @@ def _open_google(location: Location, access: GoogleAccess) -> GCSStore:
             client_options={"allow_http": plain_http, "timeout": REQUEST_TIMEOUT},
             retry_config={"max_retries": RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
             skip_signature=False,  # not from the environment: such a store cannot write
-            **{name: value for name, value in options.items() if value},  # type: ignore[arg-type]
+            **access.storage_options,  # type: ignore[arg-type]
         )
     except obstore_errors.BaseError:  # its message is about a line of the file
         raise InvalidOption(

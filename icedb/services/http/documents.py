@@ -38,12 +38,12 @@ _ANY_OPTIONS = {
         "AZURE_STORAGE_ENDPOINT": "http://any",
     },
     "gs": {"GOOGLE_BEARER_TOKEN": "any", "GOOGLE_BASE_URL": "http://any"},
-}
-_ANY_OPTIONS_OF_S3 = {
-    "AWS_ENDPOINT_URL": "http://any",
-    "AWS_REGION": "any",
-    "AWS_ACCESS_KEY_ID": "any",
-    "AWS_SECRET_ACCESS_KEY": "any",
+    "s3": {
+        "AWS_ENDPOINT_URL": "http://any",
+        "AWS_REGION": "any",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+    },
 }
 
 
@@ -109,7 +109,7 @@ def canonical_uri(text: str, name: str, place: str, context: ConfigContext | Non
     if context is not None and text and "://" not in text and not text.startswith("~"):
         text = str(context.folder / text)
     try:
-        return parse_location(text, _ANY_OPTIONS.get(text.partition("://")[0].lower(), _ANY_OPTIONS_OF_S3)).uri
+        return parse_location(text, _ANY_OPTIONS.get(text.partition("://")[0].lower(), _ANY_OPTIONS["s3"])).uri
     except (ValueError, OSError, RuntimeError) as error:  # of paths: an unknown home directory, a loop of links
         raise InvalidOption(f"{place}: {name} is not a table's address: {error}") from None
 
