@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.proxy.proxy_process import ProxyProcess
-from tests.support.site.pages import ROOT, blocks, execute, whole_program
+from tests.support.site.pages import ROOT, blocks, execute, program_of, run_program
+from tests.support.tables.delta_reading import extension_file
 
 pytestmark = pytest.mark.process
 
@@ -20,13 +21,6 @@ PAGE = ROOT / "docs" / "proxy.md"
 ADDRESS = "127.0.0.1:8080"
 INSTALL = "INSTALL httpfs; LOAD httpfs"
 SERVE = "icedb proxy --config proxy.toml"
-
-
-def program_of(page: Path, *, until: str = "", since: str = "") -> str:
-    """Return the lines of the page's program before or after the line that has a text."""
-    lines = whole_program(page).splitlines()
-    number = next(n for n, line in enumerate(lines) if (until or since) in line)
-    return "\n".join(lines[:number] if until else [""] * number + lines[number:])
 
 
 @pytest.fixture
@@ -42,25 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.sampled(days=3)
 def test_the_examples_of_the_page_give_their_output(folder: Path) -> None:
     """The tenant's programs run in a separate process, as ClickHouse and pyarrow need it."""
-    extension = subprocess.run(
-        [sys.executable, "-c", "from duckdb_extension_httpfs import __file__; print(__file__)"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    extension_file = next(Path(extension).parent.rglob("httpfs.duckdb_extension"))
     with ProxyProcess(folder / "proxy.toml") as proxy:
-        code = program_of(PAGE, since="import duckdb").replace(INSTALL, f"LOAD '{extension_file}'")
+        code = program_of(PAGE, since="import duckdb").replace(INSTALL, f"LOAD '{extension_file('httpfs')}'")
         code = "import icedb\ntable = icedb.Table.open('lake/events')\nfrom datetime import UTC, datetime\n" + code
         code = code.replace(ADDRESS, proxy.endpoint.removeprefix("http://"))
         assert INSTALL not in code
-        (folder / "tenant.py").write_text(code)
-        runner = "import sys; from pathlib import Path; from tests.support.site.pages import execute; "
-        runner += "execute(Path('tenant.py').read_text(), 'docs/proxy.md')"
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
-        done = subprocess.run(
-            [sys.executable, "-c", runner], cwd=folder, env=clean | {"PYTHONPATH": str(ROOT)}, capture_output=True,
-            text=True, timeout=180,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        run_program(PAGE, code, folder)
 
 
 @pytest.mark.sampled(days=3)

@@ -100,11 +100,29 @@ def kind_of(method: str, path: str, headers: Message | Mapping[str, str]) -> Kin
     return "OTHER"
 
 
-def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
-    class CountingHandler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+class ReplyingHandler(BaseHTTPRequestHandler):
+    """Handles requests on connections that stay open, and prints nothing."""
 
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        """Send a whole response."""
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if self.command != "HEAD" and status not in (204, 304):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
+        """Print nothing."""
+
+
+def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
+    class CountingHandler(ReplyingHandler):
         def do(self) -> None:
             body = self._read_body()
             request = seen(self.command, self.path, self.headers, client_port=self.client_address[1])
@@ -119,7 +137,7 @@ def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
                 proxy.requests.append(request)
                 if proxy.after is not None:
                     proxy.after(request)
-                self._reply(status, headers, answer)
+                self.reply(status, headers, answer)
             except ConnectionError:
                 self.close_connection = True
 
@@ -151,18 +169,5 @@ def _handler(proxy: CountingProxy) -> type[BaseHTTPRequestHandler]:
                 return answer.status, [*headers, *((n, v) for n, v in length if v)], answer.read()
             finally:
                 server.close()
-
-        def _reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-            self.send_response_only(status)
-            for name, value in headers:
-                self.send_header(name, value)
-            if self.command != "HEAD" and status not in (204, 304):
-                self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
-            """Print nothing."""
 
     return CountingHandler

@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from tests.support.object_stores.counting_proxy import ReplyingHandler
 from tests.support.processes import end_process, free_port, serving
 
 SECONDS_MAX = 60
@@ -87,20 +88,17 @@ def _upload(key: str, body: bytes) -> bytes:
 
 
 def _translator(upstream: str, of_bucket: str) -> type[BaseHTTPRequestHandler]:
-    class Translator(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
+    class Translator(ReplyingHandler):
         def do(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             bucket, _, key = urlsplit(self.path).path.lstrip("/").partition("/")
             if unquote(bucket) != of_bucket:
-                self._reply(404, [], _NO_BUCKET)
+                self.reply(404, [], _NO_BUCKET)
             elif self.command == "PUT":
                 self._write(unquote(key), body)
             else:
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _NOT_PASSED}
-                self._reply(*_send(upstream, self.command, self.path, body, headers))
+                self._pass_on(*_send(upstream, self.command, self.path, body, headers))
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do  # noqa: N815 -- the base class wants these names
 
@@ -118,24 +116,15 @@ def _translator(upstream: str, of_bucket: str) -> type[BaseHTTPRequestHandler]:
                 path = f"/storage/v1/b/{of_bucket}/o/{copied}/copyTo/{to}?{condition}"
                 status, _, answer = _send(upstream, "POST", path, b"")
             if status != 200:
-                self._reply(status, [], answer)
+                self.reply(status, [], answer)
                 return
             written = json.loads(answer)  # the XML API has these in headers
             headers = [("ETag", f'"{written["etag"]}"'), ("x-goog-generation", str(written["generation"]))]
-            self._reply(200, headers, b"")
+            self.reply(200, headers, b"")
 
-        def _reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-            self.send_response_only(status)
-            for name, value in headers:
-                if name.lower() not in _NOT_PASSED or (self.command == "HEAD" and name.lower() == "content-length"):
-                    self.send_header(name, value)
-            if self.command != "HEAD" and status not in (204, 304):
-                self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
-            """Print nothing."""
+        def _pass_on(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+            """Reply as fake-gcs-server does. Only the response to a HEAD request has the length of its body from it."""
+            length = "content-length" if self.command == "HEAD" else ""
+            self.reply(status, [(n, v) for n, v in headers if n.lower() not in _NOT_PASSED - {length}], body)
 
     return Translator

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.processes import clean_environment
+from tests.support.processes import clean_environment, run_python
 
 if TYPE_CHECKING:
     import pytest
@@ -47,6 +47,23 @@ IMPORTED = ("icedb.cli", "icedb_dagster", "dagster", "pyarrow.dataset", "pyarrow
 def blocks(page: Path, language: str) -> list[str]:
     """Return the page's blocks of that language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def program_of(page: Path, *, until: str = "", since: str = "") -> str:
+    """Return the lines of the page's program before or after the line that has a text."""
+    lines = whole_program(page).splitlines()
+    number = next(n for n, line in enumerate(lines) if (until or since) in line)
+    return "\n".join(lines[:number] if until else [""] * number + lines[number:])
+
+
+def run_program(page: Path, program: str, folder: Path) -> None:
+    """Run a program of a page in a folder and a new process, without our environment. Raises AssertionError."""
+    (folder / "program.py").write_text(program)
+    code = f"execute(Path('program.py').read_text(), {str(page.relative_to(ROOT))!r})"
+    run_python(
+        "-c", f"from pathlib import Path; from tests.support.site.pages import execute; {code}",
+        cwd=folder, env=clean_environment(PYTHONPATH=str(ROOT)),
+    )  # fmt: skip
 
 
 def runnable_pages(*, spark: bool) -> list[Path]:

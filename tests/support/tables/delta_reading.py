@@ -33,14 +33,19 @@ def by_delta(table: Table, version: int | None = None) -> deltalake.DeltaTable:
     return deltalake.DeltaTable(table.uri, version=version, storage_options=options if s3 else None)
 
 
+def extension_file(name: str) -> Path:
+    """Return an extension of DuckDB, from its wheel."""
+    module = importlib.import_module(f"duckdb_extension_{name}")
+    [path] = Path(module.__path__[0]).rglob(f"{name}.duckdb_extension")
+    return path
+
+
 def duckdb_with(*extensions: str) -> duckdb.DuckDBPyConnection:
-    """Connect to a DuckDB with these extensions, which are loaded from their wheels."""
+    """Connect to a DuckDB with these extensions."""
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     for name in extensions:
-        module = importlib.import_module(f"duckdb_extension_{name}")
-        [path] = Path(module.__path__[0]).rglob(f"{name}.duckdb_extension")
-        con.load_extension(str(path))
+        con.load_extension(str(extension_file(name)))
     return con
 
 
