@@ -224,10 +224,6 @@ def _built_pin(handle: Handle, pin: Pin, exclude_columns: Sequence[str], files: 
         if snapshot.schema.keys() <= set(excluded):
             return None
         return _built(snapshot, excluded, files)
-    except (
-        UnsupportedType,
-        InvalidPartitionValue,
-        SnapshotExpired,
-    ) as error:  # expired: removed since the pins were read
+    except (UnsupportedType, InvalidPartitionValue, SnapshotExpired) as error:  # the pin may have been removed since
         logger.warning("%s: the pin '%s' is not listed in the Iceberg metadata: %s", handle.table, pin.name, error)
         return None
