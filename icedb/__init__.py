@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from icedb.operations.rewrite.delete import DeleteReport
     from icedb.operations.rewrite.merge import MergeReport, TieredMerge
     from icedb.operations.rewrite.rewrite_partition import RewriteReport
+    from icedb.operations.upsert.update import UpdateReport
+    from icedb.operations.upsert.upsert import UpsertReport
     from icedb.operations.write.write_plan import WritePlan
     from icedb.reader.changes import Changes
     from icedb.reader.diff import Diff
@@ -108,6 +110,8 @@ __all__ = [
     "Thresholds",
     "TieredMerge",
     "Timing",
+    "UpdateReport",
+    "UpsertReport",
     "VerifyReport",
     "WritePlan",
     "get_log_file_info",
@@ -156,6 +160,8 @@ _LAZY_NAMES = {
     "icedb.operations.integrity.repair_spec": ("SpecRepairReport",),
     "icedb.operations.retention.restore": ("RestoreReport",),
     "icedb.operations.rewrite.rewrite_partition": ("RewriteReport",),
+    "icedb.operations.upsert.update": ("UpdateReport",),
+    "icedb.operations.upsert.upsert": ("UpsertReport",),
     "icedb.operations.integrity.verify": ("VerifyReport",),
     "icedb.format.timing": ("Timing",),
     "icedb.sql.query_result": ("QueryResult",),

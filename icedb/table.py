@@ -48,6 +48,8 @@ from icedb.operations.rewrite.merge import (
 from icedb.operations.rewrite.merge_loop import merge_engine, merge_within
 from icedb.operations.rewrite.rewrite_partition import RewriteReport, rewrite_partition
 from icedb.operations.rewrite.rewriter import rewrite_parts
+from icedb.operations.upsert.update import UpdateReport, update
+from icedb.operations.upsert.upsert import UpsertReport, WhenMatched, upsert
 from icedb.operations.write.insert import insert, overwrite
 from icedb.operations.write.spark_frames import append_frame, is_spark_frame, overwrite_frame
 from icedb.operations.write.views import create_view, drop_view, refresh_view
@@ -781,6 +783,108 @@ class Table:
             rewriter=partial(rewrite_parts, engine=engine),
             finder=partial(find_rows, engine=engine),
         )
+
+    def upsert(
+        self,
+        data: Rows,
+        on: Sequence[str],
+        *,
+        when_matched: WhenMatched = "update",
+        columns: Sequence[str] | None = None,
+        delete_where: str | None = None,
+        order_by: Sequence[str] = (),
+        on_conflict: OnConflict = "raise",
+        txn: Txn | None = None,
+        dry_run: bool = False,
+        memory_bytes: int | None = None,
+        engine: Engine | None = None,
+    ) -> UpsertReport:
+        """Insert rows with new keys, and update or delete the stored rows with the others, in one exclusive commit.
+
+        A stored row takes the values of the batch's row with its key. Columns that the batch lacks keep their values. A
+        key with a null equals no other one, so its row is inserted. If the table has several rows of one key, each is
+        updated. A row whose partition changes moves there.
+
+        All rows of earlier commits are seen, also of those that land while the upsert runs, except rows of an `insert`
+        that lands at the same moment as its commit. Views are not updated.
+
+        Args:
+            data: The rows, of any kind that `insert` takes.
+            on: The key columns. The batch must have each key once.
+            when_matched: "update" updates stored rows. "skip" leaves them, so only rows with new keys are inserted.
+            columns: The columns to update (default: all columns of the batch). Inserted rows have all columns.
+            delete_where: A DuckDB condition over the rows of the batch, such as `"op = 'D'"`. Where it is true, stored
+                rows with the key are deleted, and nothing is inserted. A column that only `delete_where` and `order_by`
+                name, and that the table lacks, is not stored.
+            order_by: Of the batch's rows with the same key, the one with the greatest values of these columns counts
+                (default: a key that occurs twice is an error).
+            on_conflict: "raise" or "cast", as for `insert`.
+            txn: As for `insert`: the same transaction is committed once.
+            dry_run: Return the report, and write nothing.
+            memory_bytes: The memory for matching, sorting and rewriting rows. More rows are spilled to disk.
+            engine: As for `merge`. It also searches for the rows. The batch is sent to each of its tasks.
+
+        Raises:
+            InvalidBatch: A key occurs twice, or a row is invalid, as for `insert`.
+            InvalidOption: An argument is invalid, or merges combine rows of the table (`merging`, `merge_query`).
+            UnknownColumn, SchemaConflict, UnsupportedType: The batch does not fit the columns of the table.
+            MissingPart: The object of a part does not exist.
+            CommitStateUnknown: It is not known whether the commit succeeded.
+
+        Example:
+            >>> report = table.upsert([{"user": 7, "ts": ts, "event": "close"}], on=["user", "ts"])
+            >>> report.inserted_rows, report.updated_rows
+            (0, 1)
+        """
+        txn = None if txn is None else check_txn(txn, table=self.uri)
+        return upsert(
+            self._handle,
+            data,
+            on,
+            when_matched=when_matched,
+            columns=columns,
+            delete_where=delete_where,
+            order_by=order_by,
+            on_conflict=on_conflict,
+            txn=txn,
+            dry_run=dry_run,
+            memory_bytes=memory_bytes,
+            engine=engine,
+        )
+
+    def update(
+        self,
+        set: Mapping[str, str],  # noqa: A002 (the word of SQL)
+        where: str,
+        *,
+        txn: Txn | None = None,
+        dry_run: bool = False,
+        memory_bytes: int | None = None,
+        engine: Engine | None = None,
+    ) -> UpdateReport:
+        """Set columns of the rows for which a predicate is true, in one exclusive commit.
+
+        Rows that another commit adds are treated as by `upsert`. Views are not updated.
+
+        Args:
+            set: Column -> a DuckDB expression over the columns of `t`. A number is cast to the column's type if its
+                value does not change.
+            where: A DuckDB condition over the columns of `t`; "true" for all rows.
+            txn, dry_run, memory_bytes, engine: As for `upsert`.
+
+        Raises:
+            InvalidOption, UnknownColumn: An argument is invalid, or merges combine rows of the table.
+            SchemaConflict: A new value does not fit the type of its column.
+            InvalidBatch: A new value is null where the table requires one.
+            MissingPart: The object of a part does not exist.
+            CommitStateUnknown: It is not known whether the commit succeeded.
+
+        Example:
+            >>> table.update({"event": "upper(event)"}, where="user = 7").updated_rows
+            1
+        """
+        txn = None if txn is None else check_txn(txn, table=self.uri)
+        return update(self._handle, set, where, txn=txn, dry_run=dry_run, memory_bytes=memory_bytes, engine=engine)
 
     def rewrite_partition(
         self,

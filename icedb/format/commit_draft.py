@@ -55,7 +55,7 @@ def draft(
     txn: Mapping[str, tuple[int, int]] | None = None,
     spec: TableSpec | None = None,
     add: Iterable[Marker] = (),
-    moved: bool = False,
+    moved: Iterable[Marker] = (),
     tombstone: Collection[str] = (),
     replaces: Collection[str] = (),
     forget: Collection[str] = (),
@@ -63,12 +63,13 @@ def draft(
 ) -> CommitDraft:
     """Draft a log file that adds and tombstones parts, and carries the content of the log files in `replaces`.
 
-    `moved`: the rows of the added parts were in other parts before. `forget` names dead parts whose markers are not
-    carried; their newest tombstone becomes the horizon. `operation`: the name that the header records.
+    `moved` are further parts to add, whose rows were in other parts before. `forget` names dead parts whose markers are
+    not carried; their newest tombstone becomes the horizon. `operation`: the name that the header records.
     """
     sources = [state.files[k].file for k in sorted(replaces)]
     dead = set(tombstone)
-    new = [msgspec.structs.replace(m, created_ms=t_ms, moved=moved) for m in add]
+    new = [msgspec.structs.replace(m, created_ms=t_ms, moved=False) for m in add]
+    new += [msgspec.structs.replace(m, created_ms=t_ms, moved=True) for m in moved]
     carried = state.named_by(replaces)
     if dead or forget or new:
         left = (m for m in _with(carried, state, dead) if m.key not in forget)

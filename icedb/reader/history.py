@@ -35,6 +35,8 @@ __all__ = ["CommitInfo", "CommitKind", "LogFileInfo", "LogFileState", "history",
 #:     refresh    a view was computed again from its source
 #:     merge      parts became larger ones (the same rows in fewer parts)
 #:     delete     rows were removed (parts were rewritten with fewer rows)
+#:     upsert     rows of a batch replaced or deleted those with their keys, or were inserted
+#:     update     columns of some rows got new values
 #:     rewrite    a partition was rewritten by a query (parts were rewritten in another way)
 #:     repair     a column was converted to one type
 #:     drop       partitions were dropped (parts were removed, and none added)
@@ -45,13 +47,13 @@ __all__ = ["CommitInfo", "CommitKind", "LogFileInfo", "LogFileState", "history",
 #:     log        (only the log changed)
 #:     void       no change: a writer failed, and its epoch was closed
 CommitKind = Literal[
-    "insert", "import", "overwrite", "refresh", "merge", "delete", "rewrite", "repair", "drop", "restore", "alter",
-    "merge_log", "cleanup", "log", "void",
+    "insert", "import", "overwrite", "refresh", "merge", "delete", "upsert", "update", "rewrite", "repair",
+    "drop", "restore", "alter", "merge_log", "cleanup", "log", "void",
 ]  # fmt: skip
 
 _KINDS = frozenset(get_args(CommitKind)) - {"log", "void"}
 # The parts of all other operations contain rows that were in the table before.
-_BRINGS_ROWS = frozenset({"insert", "import", "overwrite", "refresh"})
+_BRINGS_ROWS = frozenset({"insert", "import", "overwrite", "refresh", "upsert", "update"})
 
 #: The state of a log file: in force, replaced by another one, or published too late to take effect.
 LogFileState = Literal["current", "replaced", "ignored"]

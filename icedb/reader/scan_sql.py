@@ -35,6 +35,7 @@ from icedb.transaction.table_handle import Handle
 
 __all__ = [
     "FILE_COLUMN",
+    "ROW_COLUMN",
     "partition_value",
     "query_error",
     "read_as",
@@ -54,10 +55,12 @@ _NO_TABLE = re.compile(r"Table with name .* does not exist")
 _UNREACHABLE = re.compile("could not (?:connect|establish)|connection error|timeout was reached", re.IGNORECASE)
 
 _FILENAME = "filename"
-_NAMED_SO = f"{RESERVED}filename"
+_ROW_NUMBER = "file_row_number"
 
 #: The optional column with the path of the file that a row was read from.
 FILE_COLUMN = f"{RESERVED}file"
+#: The optional column with the number of a row in its file. The first one is 0.
+ROW_COLUMN = f"{RESERVED}row"
 
 
 def visible_partitions(schema: Mapping[str, str], partition_schema: Mapping[str, str]) -> dict[str, str]:
@@ -74,8 +77,11 @@ def relation(
     *,
     expressions: Sequence[PartitionExpression] | None = None,
     with_file: bool = False,
+    with_row: bool = False,
 ) -> str:
     """Return a query over the rows of the parts, with the columns of `t`. `with_file` adds FILE_COLUMN.
+
+    `with_row` adds FILE_COLUMN and ROW_COLUMN.
 
     No part is opened to write the text. When the query runs, it opens the parts that remain after its conditions on
     partition columns. If a partitioning has only one part, DuckDB opens that when it binds the query.
@@ -83,13 +89,15 @@ def relation(
     `expressions` are those of `partition_schema` (None: the handle's). They compute the columns that older paths lack.
     """
     visible = visible_partitions(schema, partition_schema)
+    places = {FILE_COLUMN: "VARCHAR"} if with_file or with_row else {}
+    places |= {ROW_COLUMN: "BIGINT"} if with_row else {}
     if not parts:
-        return typed_nothing({**schema, **visible, **({FILE_COLUMN: "VARCHAR"} if with_file else {})})
-    columns = [*map(quote_name, [*schema, *visible]), *([FILE_COLUMN] if with_file else ())]
-    files = bool(visible) or with_file
+        return typed_nothing({**schema, **visible, **places})
+    columns = [*map(quote_name, [*schema, *visible]), *places]
+    files = bool(visible or places)
     return " UNION ALL ".join(
         f"SELECT {', '.join(columns)} FROM ("
-        + _with_partitions(read_as(handle, of_layout, schema, files=files), in_path, lacking)
+        + _with_partitions(read_as(handle, of_layout, schema, files=files, rows=with_row), in_path, lacking)
         + ")"
         for of_layout, in_path, lacking in _layouts(handle, parts, visible, expressions)
     )
@@ -109,30 +117,33 @@ def scan(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], parti
     )
 
 
-def read_as(handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *, files: bool) -> str:
+def read_as(
+    handle: Handle, parts: Sequence[Part], schema: Mapping[str, str], *, files: bool, rows: bool = False
+) -> str:
     """Return a query over the rows of the parts with the columns of the schema, matched by name.
 
-    A column is null where a part lacks it, and cast where a part has another type. `files` adds FILE_COLUMN. With the
-    schema in the SQL, DuckDB need not open every part before it can plan the query.
+    A column is null where a part lacks it, and cast where a part has another type. `files` adds FILE_COLUMN, and `rows`
+    ROW_COLUMN. With the schema in the SQL, DuckDB need not open every part before it can plan the query.
     """
-    # DuckDB takes a condition on a column of this name for a choice of files, so the data column is renamed.
-    hides_file_names = files and _has_filename(schema)
+    # DuckDB takes a condition on a column of such a name for a choice of files or rows, so a data column is renamed.
+    added = {_FILENAME: FILE_COLUMN} if files else {}
+    added |= {_ROW_NUMBER: ROW_COLUMN} if rows else {}
+    hiding = {c: f"{RESERVED}{c.casefold()}" for c in schema if c.casefold() in added}
     # A single part is read without a given schema: DuckDB must open a file to learn how many threads can share it.
-    if len(parts) == 1 and not hides_file_names:
+    if len(parts) == 1 and not hiding and not rows:
         options = PARQUET_OPTIONS + (f", filename = {quote_text(FILE_COLUMN)}" if files else "")
         columns = [f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in schema.items()]
-        columns += [FILE_COLUMN] if files else []
+        columns += added.values()
         stored = f"SELECT * FROM read_parquet({_paths(handle, parts)}, {options})"
-        rows = f"{typed_nothing(schema)} UNION ALL BY NAME {stored}"
-        return f"SELECT {', '.join(columns)} FROM ({rows})"
+        return f"SELECT {', '.join(columns)} FROM ({typed_nothing(schema)} UNION ALL BY NAME {stored})"
     # FILE_COLUMN is an alias of `filename`, because DuckDB skips files only for conditions on `filename`.
-    names = {c: _NAMED_SO if hides_file_names and c.casefold() == _FILENAME else c for c in schema}
+    names = {c: hiding.get(c, c) for c in schema}
     columns = [quote_name(n) if n == c else f"{quote_name(n)} AS {quote_name(c)}" for c, n in names.items()]
     options = f"schema = {_file_schema(names, schema)}, {PARQUET_OPTIONS}"
     options += f", {_FILENAME} = true" if files else ""
     if row_count := total_rows(parts):
         options += f", explicit_cardinality = {row_count}"  # without it, DuckDB expects few rows and orders joins badly
-    selected = ", ".join([*columns, *([f"{_FILENAME} AS {FILE_COLUMN}"] if files else ())])
+    selected = ", ".join([*columns, *(f"{name} AS {alias}" for name, alias in added.items())])
     return f"SELECT {selected} FROM read_parquet({_paths(handle, parts)}, {options})"
 
 

@@ -35,6 +35,7 @@ FOLDERS = [
     "icedb.operations.commits",
     "icedb.operations.write",
     "icedb.operations.rewrite",
+    "icedb.operations.upsert",
     "icedb.operations.retention",
     "icedb.operations.integrity",
     "icedb.operations.health",

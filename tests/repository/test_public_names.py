@@ -21,7 +21,7 @@ PUBLIC = {
             LogTombstoneFromJSON MergeReport NoLogFilesException OrphansReport ParquetExportReport Part Pin
             Problem QueryResult Recommendation RepairReport Replacing RestoreReport RewriteReport S3Client
             Schema SchemaConflictException Snapshot SpecRepairReport Table TableHealth Thresholds
-            TieredMerge Timing VerifyReport WritePlan get_log_file_info
+            TieredMerge Timing UpdateReport UpsertReport VerifyReport WritePlan get_log_file_info
         """,
         "icedb.errors": """
             AccessDenied BucketNotFound BufferFull ClockSkew CommitConflict CommitStateUnknown

@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "merged rows are new to consumers of changes",
         "icedb/operations/rewrite/rewrite_commit.py",
-        "            add=self.markers,\n            moved=True,\n",
+        "            moved=self.markers,\n",
         "            add=self.markers,\n",
         (CHANGES, SIMULATION),
         "test_each_row_is_returned_once_and_merged_parts_are_not_new",

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -142,13 +144,20 @@ def _coded_texts(file: pq.ParquetFile) -> frozenset[str]:
     return frozenset(name for name in names if name not in plain)
 
 
-def merge_at_once(con: duckdb.DuckDBPyConnection, inputs: MergeInputs) -> pa.Table:
-    """Return all rows in the order of the table. DuckDB sorts values that have no integer key.
+def merge_at_once(
+    con: duckdb.DuckDBPyConnection, inputs: MergeInputs, *, dropped: npt.NDArray[np.int64] | None = None
+) -> pa.Table:
+    """Return all rows in the order of the table, without those whose numbers are in `dropped`.
 
-    Raises DuckDB's errors, pyarrow.ArrowException and OSError.
+    DuckDB sorts values that have no integer key. Raises DuckDB's errors, pyarrow.ArrowException and OSError.
     """
     tables = [_filled(f.read(use_threads=False), inputs.schema) for f in inputs.files]
-    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    table = pa.concat_tables(tables)
+    if dropped is not None and len(dropped):
+        kept = np.ones(table.num_rows, dtype=bool)
+        kept[dropped] = False
+        table = table.filter(pa.array(kept))
+    table = table.unify_dictionaries().combine_chunks()
     for n, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type):
             table = table.set_column(n, field.name, encode_texts(table.column(n)))

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import duckdb
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from icedb.errors import InvalidOption, InvariantViolated
@@ -27,7 +29,14 @@ from icedb.operations.rewrite.arrow_merge import UnsortedParts, merge_at_once, m
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
 from icedb.operations.rewrite.prefetch import Fetched, concurrent_fetches, fetch_parts
 from icedb.operations.rewrite.query_rewrite import RewriteQuery, write_query_output
-from icedb.reader.scan_sql import read_parquet, scan, translate_read_error, visible_partitions
+from icedb.reader.scan_sql import (
+    ROW_COLUMN,
+    read_as,
+    read_parquet,
+    scan,
+    translate_read_error,
+    visible_partitions,
+)
 from icedb.sql.column_stats import statistics_columns
 from icedb.sql.connections import (
     MEMORY_BYTES_MIN,
@@ -72,13 +81,15 @@ REWRITES_PER_THREAD = 4
 class Rewrite:
     """Parts of one partition that become one part, without the rows for which `drop_where` is true.
 
-    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`). None keeps all rows. With `query` the
-    part has the query's result instead.
+    `drop_where` is a checked predicate over `t` (see `icedb.sql.predicates`). None keeps all rows. `drop_rows` has the
+    numbers of the rows to drop of a single part instead, from 0, as int64 in native byte order. With `query` the part
+    has the query's result instead.
     """
 
     partition: str
     inputs: tuple[Part, ...]
     drop_where: str | None = None
+    drop_rows: bytes = b""
     query: RewriteQuery | None = None
 
     @property
@@ -90,6 +101,11 @@ class Rewrite:
     def rows(self) -> int | None:
         """The number of rows in the inputs, or None if the log does not have one of their counts."""
         return total_rows(self.inputs)
+
+    @property
+    def dropped(self) -> npt.NDArray[np.int64]:
+        """The numbers in `drop_rows`."""
+        return np.frombuffer(self.drop_rows, np.int64)
 
 
 #: Rewrites parts of a table with this schema. Returns the new parts' markers in order, None where no row is left.
@@ -381,17 +397,20 @@ def _merge_in_arrow(
             return None
         columns = {column: schema[column] for column in inputs.schema.names}
         _check_rows(handle, rewrite, inputs.rows, rewrite.rows)
+        rows = inputs.rows - len(rewrite.dropped)
+        if not rows:
+            return columns, None
         if inputs.fit(engines.memory_bytes):
-            tables: Iterable[pa.Table] = [merge_at_once(con, inputs)]
-        elif inputs.can_stream(engines.memory_bytes):
+            tables: Iterable[pa.Table] = [merge_at_once(con, inputs, dropped=rewrite.dropped)]
+        elif not rewrite.drop_rows and inputs.can_stream(engines.memory_bytes):
             tables = merge_sorted(con, inputs, engines.memory_bytes)
         else:
             return None
         statistics = statistics_columns(handle.spec.sort_by, columns, handle.expressions)
         settings = ParquetSettings(handle.table, handle.spec, MERGE_LEVEL)
-        part = encode_tables(tables, settings, statistics, rows=inputs.rows, path=path)
-    _check_rows(handle, rewrite, part.file.rows, rewrite.rows)
-    return columns, part if part.file.rows else None
+        part = encode_tables(tables, settings, statistics, rows=rows, path=path)
+        _check_rows(handle, rewrite, part.file.rows, rows)
+    return columns, part
 
 
 def _copy_rows(
@@ -405,6 +424,9 @@ def _copy_rows(
             return source.columns, None
         select = ", ".join(f"{source.names[c]} AS {quote_name(c)}" for c in source.columns)
         where = "" if rewrite.drop_where is None else f" WHERE (\n{rewrite.drop_where}\n) IS NOT TRUE"
+        if rewrite.drop_rows:
+            con.register("dropped", pa.table({"number": rewrite.dropped}))
+            where = f" WHERE {ROW_COLUMN} NOT IN (SELECT number FROM dropped)"
         order = ", ".join(quote_name(c) for c in handle.spec.sort_by if c in source.columns)
         query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
         statistics = statistics_columns(handle.spec.sort_by, source.columns, handle.expressions)
@@ -424,6 +446,8 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
         partitions = visible_partitions(schema, types)
         rows = scan(handle, rewrite.inputs, schema, types)
         present = {c: t for c, t in present.items() if c not in partitions}
+    elif rewrite.drop_rows:
+        rows = read_as(handle, rewrite.inputs, present, files=False, rows=True)
     # Cast to the table's types: union_by_name alone would take what the parts happen to have. A column that only the
     # parts have (a program of v3 may write one) is kept as it is, and no predicate can name it.
     names = {c: quote_name(c) for c in schema if c in present}
@@ -433,13 +457,14 @@ def _source(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, sc
     if rewrite.drop_where is not None:
         select += [f"CAST(NULL AS {t}) AS {quote_name(c)}" for c, t in schema.items() if c not in present]
         select += map(quote_name, partitions)
+    select += [ROW_COLUMN] if rewrite.drop_rows else []
     return _Source(columns, names, f"(SELECT {', '.join(select)} FROM ({rows})) AS t")
 
 
 def _rows_to_keep(handle: Handle, con: duckdb.DuckDBPyConnection, rewrite: Rewrite, source: _Source) -> int | None:
     """Return the number of rows that the new part must have; None if an input has no row count."""
     if rewrite.drop_where is None:
-        return rewrite.rows
+        return None if rewrite.rows is None else rewrite.rows - len(rewrite.dropped)
     counts = f"SELECT count(*), count(*) FILTER (WHERE (\n{rewrite.drop_where}\n)) FROM {source.sql}"
     [(rows, dropped)] = con.execute(counts).fetchall()
     _check_rows(handle, rewrite, int(rows), rewrite.rows)

@@ -1,0 +1,110 @@
+"""The frame of an upsert and of an update: checks, resources, the commit, and what the log knows afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from icedb.errors import InvalidOption
+from icedb.operations.rewrite.engine import Engine, LocalEngine, ResourceLimits
+from icedb.operations.upsert.row_changes import RowChanges
+from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader, disk_full, is_disk_full, memory_bytes_default
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import commit_exclusive
+from icedb.transaction.idempotent_append import repeated
+from icedb.transaction.table_handle import Handle
+from icedb.util.temporary_files import temporary_folder
+
+__all__ = ["ChangedParts", "Resources", "check_changeable", "commit_changes", "resources"]
+
+# The share of the memory for the rows that were found, as a divisor. The rest is for searching, sorting and rewriting.
+_MATCHES_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedParts:
+    """What an upsert or update did to the parts of the table, or would do."""
+
+    #: The live parts, and those that were opened to search for rows. Partitions and statistics exclude the others.
+    live_parts: int
+    searched_parts: int
+    #: Parts that were rewritten without the rows that changed, and parts of which every row changed.
+    rewritten_parts: int
+    removed_parts: int
+    #: The size of the rewritten and removed parts in bytes.
+    bytes: int
+    commit: Commit = field(repr=False)
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The connection and the folder of a change, and the memory and the engine for its work."""
+
+    con: duckdb.DuckDBPyConnection
+    folder: Path
+    memory_bytes: int
+    engine: Engine
+
+
+def check_changeable(handle: Handle, verb: str) -> None:
+    """Raise InvalidOption for a table whose rows a merge combines."""
+    if handle.spec.merging is not None or handle.spec.merge_query:
+        raise InvalidOption(
+            f"{handle.table}: {verb} changes stored rows, but merges combine the rows of this table. Insert rows "
+            "instead, and query `final`; or delete(where) rows and insert others."
+        )
+
+
+@contextmanager
+def resources(handle: Handle, memory_bytes: int | None, engine: Engine | None) -> Iterator[Resources]:
+    """Yield the resources of a change. Raises InvalidOption if the memory is too little."""
+    memory_bytes = memory_bytes_default() if memory_bytes is None else memory_bytes
+    least = MEMORY_BYTES_MIN * _MATCHES_SHARE // (_MATCHES_SHARE - 1) + 1
+    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < least:
+        raise InvalidOption(f"{handle.table}: memory_bytes is {memory_bytes!r}. Pass at least {least}.")
+    held = memory_bytes // _MATCHES_SHARE
+    rest = memory_bytes - held
+    with (
+        temporary_folder("change") as folder,
+        connect_reader(handle.location, memory_bytes=held, folder=folder) as con,
+    ):
+        con.execute("SET arrow_lossless_conversion = true")
+        try:
+            yield Resources(con, folder, rest, engine or LocalEngine(ResourceLimits(memory_bytes=rest)))
+        except duckdb.OutOfMemoryException as error:
+            if is_disk_full(error):
+                raise disk_full(handle.table) from None
+            raise InvalidOption(
+                f"{handle.table}: memory_bytes {memory_bytes} is too little for the rows that change "
+                f"({str(error).splitlines()[0]}). Give more, or change fewer rows at a time."
+            ) from None
+
+
+def commit_changes(handle: Handle, changes: RowChanges) -> dict[str, Any]:
+    """Commit the changes, or with `dry_run` only find them, and return the fields of ChangedParts.
+
+    Raises the errors of `RowChanges` and of the commit.
+    """
+    if changes.dry_run:
+        changes.prepare(handle.read(fresh=True))
+        commit = nothing_to_commit(handle)
+        removed = sum(r.rows == len(r.dropped) for r in changes.rewrites.values())
+    else:
+        commit = commit_exclusive(handle, changes)
+        commit = repeated(handle) if changes.repeated else commit
+        removed = sum(marker is None for marker in changes.rewritten.values())
+    return {
+        "live_parts": len(changes.live),
+        "searched_parts": changes.searched,
+        "rewritten_parts": len(changes.rewrites) - removed,
+        "removed_parts": removed,
+        "bytes": sum(r.bytes for r in changes.rewrites.values()),
+        "commit": commit,
+        "dry_run": changes.dry_run,
+    }

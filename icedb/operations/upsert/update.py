@@ -1,0 +1,136 @@
+"""Updates: stored rows for which a predicate is true get new values of some columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import duckdb
+
+from icedb.errors import IceDBError, InvalidOption, UnknownColumn
+from icedb.operations.rewrite.engine import Engine
+from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
+from icedb.operations.upsert.row_changes import IS_SAME, MATCHES, ChangePlan, RowChanges
+from icedb.operations.upsert.row_search import RowSearch
+from icedb.reader.part_pruning import prune_parts
+from icedb.reader.scan_sql import visible_partitions
+from icedb.sql.connections import quote_name, quote_text
+from icedb.sql.expressions import parse_expression
+from icedb.sql.partition_expressions import partition_types
+from icedb.sql.predicates import check_predicate
+from icedb.sql.sandbox_pool import scratch_connection
+from icedb.sql.types import typed_nothing
+from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
+from icedb.transaction.table_handle import Handle
+
+__all__ = ["UpdateReport", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport(ChangedParts):
+    """The result of an update or of its dry run."""
+
+    updated_rows: int = 0
+    #: Rows for which the predicate is true, and which had the new values already.
+    unchanged_rows: int = 0
+
+
+def update(
+    handle: Handle,
+    values: Mapping[str, str],
+    where: str,
+    *,
+    txn: Txn | None = None,
+    dry_run: bool = False,
+    memory_bytes: int | None = None,
+    engine: Engine | None = None,
+) -> UpdateReport:
+    """Update rows. `values`: column -> expression. See `Table.update`."""
+    if not isinstance(values, Mapping) or not values or not all(isinstance(c, str) for c in values):
+        raise InvalidOption(f"{handle.table}: set is {values!r}; give columns and SQL expressions ({{'price': '2'}}).")
+    if not isinstance(where, str) or not where.strip():
+        raise InvalidOption(f"{handle.table}: no predicate is given. To update every row, pass where='true'.")
+    if not dry_run:
+        handle.check_writable()
+    state = handle.read(fresh=True)
+    check_changeable(handle, "update")
+    if txn is not None and is_recorded(state, txn):
+        return UpdateReport(len(state.live), 0, 0, 0, 0, repeated(handle), dry_run)
+    assignments = _Assignments(handle, values, where)
+    with resources(handle, memory_bytes, engine) as own:
+        changes = RowChanges(
+            handle, own.con, assignments.plan, "update", own.engine, own.memory_bytes, txn=txn, dry_run=dry_run
+        )
+        parts = commit_changes(handle, changes)
+        updated, unchanged = (0, 0) if changes.repeated else _counts(own.con)
+    return UpdateReport(**parts, updated_rows=updated, unchanged_rows=unchanged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignments:
+    """The new values of columns, as SQL expressions over the stored row."""
+
+    handle: Handle
+    values: Mapping[str, str]
+    where: str
+
+    def plan(self, schema: Mapping[str, str]) -> ChangePlan:
+        """Return the plan for a table with these columns. Raises InvalidOption, UnknownColumn."""
+        table = self.handle.table
+        types = partition_types(self.handle.expressions, schema, table=table) if schema else {}
+        visible = visible_partitions(schema, types)
+        path_only = {e.name: visible[e.name] for e in self.handle.expressions if e.path_only and e.name in visible}
+        stored = {**schema, **path_only}
+        predicate = check_predicate(self.where, schema, visible, table=table)
+        values = self._checked(stored, {**schema, **visible})
+        names = {c: f"value{n}" for n, c in enumerate(stored)}
+        same = (f"({sql}) IS NOT DISTINCT FROM {quote_name(c)}" for c, sql in values.items())
+        selected = {IS_SAME: " AND ".join(same)}
+        selected |= {name: values.get(c, quote_name(c)) for c, name in names.items()}
+        search = RowSearch(
+            schema, types, f"WHERE (\n{predicate.sql}\n)", selected, None,
+            f"the predicate {quote_text(predicate.sql)} or an expression of set has no value for some row",
+        )  # fmt: skip
+        rows = ", ".join(f"{name} AS {quote_name(c)}" for c, name in names.items())
+        return ChangePlan(
+            search,
+            lambda parts: prune_parts(parts, predicate.tree, schema, visible),
+            lambda con: f"SELECT {rows} FROM {MATCHES} WHERE NOT {IS_SAME}" if _counts(con)[0] else None,
+        )
+
+    def _checked(self, stored: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
+        """Return the checked expressions."""
+        values = {}
+        with scratch_connection() as con:
+            for column, text in self.values.items():
+                if column not in stored:
+                    raise UnknownColumn(
+                        f"{self.handle.table}: set names '{column}', and the table stores no such column (it has "
+                        f"{sorted(stored)}). Correct the name."
+                    )
+                values[column] = self._check(con, column, text, columns)
+        return values
+
+    def _check(self, con: duckdb.DuckDBPyConnection, column: str, text: str, columns: Mapping[str, str]) -> str:
+        def refuse(reason: str) -> IceDBError:
+            return InvalidOption(
+                f"{self.handle.table}: the expression {quote_text(str(text))} for '{column}' {reason}. Write one "
+                'DuckDB expression over the columns of t, such as "price * 2".'
+            )
+
+        parsed = parse_expression(text, refuse=refuse)
+        if parsed.alias:
+            raise refuse(f"has a name ('{parsed.alias}')")
+        try:
+            con.execute(f"SELECT 1 FROM ({typed_nothing(columns)}) AS t WHERE (\n{parsed.sql}\n) IS NULL")
+        except duckdb.Error as error:
+            raise refuse(f"does not fit the rows ({str(error).splitlines()[0]})") from None
+        return parsed.sql
+
+
+def _counts(con: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+    """Return the rows that are updated and unchanged."""
+    [(updated, unchanged)] = con.execute(
+        f"SELECT count(*) FILTER (NOT {IS_SAME}), count(*) FILTER ({IS_SAME}) FROM {MATCHES}"
+    ).fetchall()
+    return int(updated), int(unchanged)
