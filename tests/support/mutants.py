@@ -44,6 +44,8 @@ BUFFERED = "tests/buffering/test_writer.py"
 BUFFERED_IDS = "tests/buffering/test_ids.py"
 DELTA = "tests/operations/export/test_delta.py"
 ICEBERG = "tests/operations/export/test_iceberg.py"
+UPSERT = "tests/operations/upsert/test_upsert.py"
+ROW_CHANGES = "tests/operations/upsert/test_row_changes.py"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,54 @@ MUTANTS = (
         "        return None",
         (DROPPED,),
         "test_a_restore_has_the_columns_of_its_time",
+    ),
+    Mutant(
+        "an upsert does not search the parts that were added since",
+        "icedb/operations/upsert/row_changes.py",
+        "for key, m in live.items() if key not in self.live]",
+        "for key, m in live.items() if not self.live]",
+        (ROW_CHANGES,),
+        "test_an_upsert_is_exact_beside_another_commit",
+    ),
+    Mutant(
+        "an upsert keeps rows that were found in parts that are gone",
+        "icedb/operations/upsert/row_changes.py",
+        "        return self.rows.forget(gone) if gone else 0",
+        "        return 0",
+        (ROW_CHANGES,),
+        "test_an_upsert_is_exact_beside_another_commit",
+    ),
+    Mutant(
+        "an upsert publishes the new rows of its first attempt",
+        "icedb/operations/upsert/row_changes.py",
+        "        if self.written is None or forgotten or searched.rows:",
+        "        if self.written is None:",
+        (ROW_CHANGES,),
+        "test_an_upsert_is_exact_beside_another_commit",
+    ),
+    Mutant(
+        "an upsert with a transaction is repeated",
+        "icedb/operations/upsert/row_changes.py",
+        "            txn={} if self.txn is None else {self.txn[0]: (self.txn[1], t_ms)},",
+        "            txn={},",
+        (UPSERT,),
+        "test_a_transaction_is_committed_once",
+    ),
+    Mutant(
+        "neighbours of changed rows are new to consumers of changes",
+        "icedb/operations/upsert/row_changes.py",
+        "            add=written.markers,\n            moved=self._moved,",
+        "            add=[*written.markers, *self._moved],",
+        (UPSERT,),
+        "test_the_change_feed_has_new_and_changed_rows_only",
+    ),
+    Mutant(
+        "an upsert ignores that a column was added since",
+        "icedb/operations/upsert/row_changes.py",
+        "        if self._prepared_for != (schema, self.handle.spec):",
+        "        if self._prepared_for is None:",
+        (ROW_CHANGES,),
+        "test_a_column_that_another_commit_adds_keeps_its_values",
     ),
     Mutant(
         "merged rows are new to consumers of changes",

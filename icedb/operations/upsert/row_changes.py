@@ -8,67 +8,68 @@ of a plain append that lands between the last read of the log and the commit are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import duckdb
-import msgspec
-import numpy as np
-import pyarrow as pa
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec, visible_schema
-from icedb.operations.rewrite.engine import Engine
-from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
-from icedb.operations.upsert.row_search import RowSearch
-from icedb.sources.batch import Batch
-from icedb.sql.connections import ROWS_PER_BATCH
+from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.storage.parts import Part
 from icedb.transaction.idempotent_append import Txn, is_recorded
 from icedb.transaction.table_handle import Handle
-from icedb.writer.part_writer import WrittenParts, put_parts
-from icedb.writer.staging import stage_rows
+from icedb.writer.part_writer import WrittenParts
 
-__all__ = ["IS_SAME", "MATCHES", "ChangePlan", "RowChanges"]
+__all__ = ["ChangedRows", "RowChanges", "Searched"]
 
 logger = logging.getLogger(__name__)
 
-#: The temporary table of the rows that were found: `key`, `row`, IS_SAME, and the columns of the search.
-MATCHES = "matches"
-#: Whether a row that was found stays as it is.
-IS_SAME = "is_same"
-
-# The number of paths in one statement, as for deletions.
-_PARTS_PER_SEARCH = 250
-
 
 @dataclass(frozen=True, slots=True)
-class ChangePlan:
-    """How rows change in a table with some schema. `search` also selects IS_SAME."""
+class Searched:
+    """The result of a search: the parts that were opened, and the rows that were found in them."""
 
-    search: RowSearch
-    #: Chooses the parts that can have a matching row.
-    possible: Callable[[Sequence[Part]], Sequence[Part]]
-    #: Returns the query of the new rows over MATCHES, or None if there can be none.
-    new_rows: Callable[[duckdb.DuckDBPyConnection], str | None]
+    parts: int
+    rows: int
+
+
+class ChangedRows(Protocol):
+    """The rows of an upsert or update: those that were found in parts, and those that replace them."""
+
+    def restart(self, schema: Mapping[str, str]) -> None:
+        """Forget all rows that were found. The table has the columns of `schema` now."""
+        ...
+
+    def search(self, parts: Sequence[Part]) -> Searched:
+        """Find the rows of parts that match. Raises the errors of a query."""
+        ...
+
+    def forget(self, keys: Collection[str]) -> int:
+        """Forget the rows that were found in parts that are no longer live, and return their number."""
+        ...
+
+    def changing(self) -> Mapping[str, bytes]:
+        """Return the key of each part with rows that change -> the numbers of these rows, as `Rewrite.drop_rows`."""
+        ...
+
+    def write(self, *, dry_run: bool) -> WrittenParts:
+        """Put the rows that replace others or are inserted. A dry run only checks them. Raises as an insert."""
+        ...
+
+    def rewrite(self, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
+        """Put the parts without the rows that change. See `Rewriter`."""
+        ...
 
 
 @dataclass(slots=True)
 class RowChanges:
-    """Rows that are replaced, removed and added.
-
-    `plan` returns the plan for the visible columns of the table. `con` has MATCHES and what `new_rows` names.
-    """
+    """A replacement of rows, as an exclusive commit. `operation` is the name that the log records."""
 
     handle: Handle
-    con: duckdb.DuckDBPyConnection
-    plan: Callable[[Mapping[str, str]], ChangePlan]
+    rows: ChangedRows
     operation: str
-    engine: Engine
-    #: The memory for sorting the new rows.
-    memory_bytes: int
     txn: Txn | None = None
     dry_run: bool = False
     reads_everything: bool = False
@@ -76,13 +77,13 @@ class RowChanges:
     oldest_part_ms: int | None = None
     #: Whether the transaction was committed before.
     repeated: bool = False
-    #: The keys of the live parts, and how many of them were opened.
+    #: The keys of the live parts, and the number of parts that were opened.
     live: frozenset[str] = frozenset()
     searched: int = 0
     #: The key of a part with rows that change -> its rewrite, and the new part, or None if no row is left.
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
     rewritten: dict[str, Marker | None] = field(default_factory=dict)
-    #: The new rows; None before they are written.
+    #: The parts of the new rows; None before they are written.
     written: WrittenParts | None = None
     _prepared_for: tuple[Mapping[str, str], TableSpec] | None = None
 
@@ -105,8 +106,7 @@ class RowChanges:
             self._restart()
             self.repeated = True
             return None
-        self.prepare(state)
-        written = self.written or WrittenParts({}, (), t_ms)
+        written = self.prepare(state)
         if not (self.rewrites or written.markers or self.txn):
             return None
         gone = list(self.rewrites)
@@ -122,105 +122,61 @@ class RowChanges:
             operation=self.operation,
         )
 
-    def prepare(self, state: TableState) -> None:
-        """Find the rows of the live parts that change, and write the new parts. Do only what is not done yet.
+    def prepare(self, state: TableState) -> WrittenParts:
+        """Find the rows of the live parts that change, and put the new parts. Do only what is not done yet.
 
-        A dry run writes nothing. Raises the errors of an insert, of the search and of a rewrite.
+        A dry run puts nothing. Raises the errors of an insert, of a query and of a rewrite.
         """
         schema = visible_schema(self.handle.spec, state.schema)
         if self._prepared_for != (schema, self.handle.spec):
             self._restart()
             self._prepared_for = schema, self.handle.spec
-        plan = self.plan(schema)
+            self.rows.restart(schema)
         live = {m.key: m for m in state.live}
-        changed = self._forget(live) or self.written is None
+        forgotten = self._forget(self.live - live.keys())
         fresh = [self.handle.part(m) for key, m in live.items() if key not in self.live]
-        changed = self._search(plan, fresh) or changed
+        searched = self.rows.search(fresh) if fresh or self.written is None else Searched(0, 0)
+        self.searched += searched.parts
         self.live = frozenset(live)
-        if changed:
-            self._write_new_rows(plan)
+        if self.written is None or forgotten or searched.rows:
+            self._write()
         self._rewrite(schema, live)
+        return self.written or WrittenParts({}, (), self.handle.clock.now_ms())
 
     def _restart(self) -> None:
         """Forget everything that was found and written."""
         self.unused += self.outputs
-        self.con.execute(f"DROP TABLE IF EXISTS {MATCHES}")
-        self.live = frozenset()
+        self.live, self.searched = frozenset(), 0
         self.rewrites.clear()
         self.rewritten.clear()
         self.written = None
-        self.searched = 0
 
-    def _forget(self, live: Collection[str]) -> bool:
-        """Forget the rows of parts that are no longer live. Returns whether there are any."""
-        gone = [key for key in self._matched() if key not in live]
-        if not gone:
-            return False
-        self.con.execute(f"DELETE FROM {MATCHES} WHERE list_contains($1, key)", [gone])
+    def _forget(self, gone: Collection[str]) -> int:
+        """Forget the rows of parts that are no longer live, and return their number."""
         for key in gone:
             self.rewrites.pop(key, None)
             marker = self.rewritten.pop(key, None)
             self.unused += [] if marker is None else [marker.key]
-        return True
+        return self.rows.forget(gone) if gone else 0
 
-    def _matched(self) -> list[str]:
-        if not self.live:
-            return []
-        return [key for (key,) in self.con.execute(f"SELECT DISTINCT key FROM {MATCHES}").fetchall()]
-
-    def _search(self, plan: ChangePlan, parts: Sequence[Part]) -> bool:
-        """Add the matching rows of parts to MATCHES. Returns whether there are any."""
-        parts = plan.possible(parts)
-        self.searched += len(parts)
-        batches = [tuple(parts[n : n + _PARTS_PER_SEARCH]) for n in range(0, len(parts), _PARTS_PER_SEARCH)]
-        added = 0
-        for result in self.engine.run(self.handle, plan.search, batches or [()]):  # without parts, only the columns
-            with pa.ipc.open_stream(result) as stream:
-                self.con.register("result", stream.read_all())
-            self.con.execute(f"CREATE TEMP TABLE IF NOT EXISTS {MATCHES} AS FROM result LIMIT 0")
-            [(rows,)] = self.con.execute(f"INSERT INTO {MATCHES} FROM result").fetchall()
-            self.con.unregister("result")
-            added += int(rows)
-        return added > 0
-
-    def _write_new_rows(self, plan: ChangePlan) -> None:
-        """Write the new rows as parts of their partitions."""
+    def _write(self) -> None:
         if self.written is not None:
             self.unused += [m.key for m in self.written.markers]
             self.written = None
-        query = plan.new_rows(self.con)
-        if query is None:
-            self.written = WrittenParts({}, (), self.handle.clock.now_ms())
-            return
-        # The rows were computed by the insert query before.
-        context = self.handle.write_context()
-        context = replace(context, spec=msgspec.structs.replace(context.spec, insert_query=""))
-        batch = Batch(self.con.execute(query).to_arrow_reader(ROWS_PER_BATCH), source=self.operation, is_answer=True)
-        with stage_rows(context, batch, memory_bytes=self.memory_bytes) as stage:
-            if self.dry_run:
-                self.written = WrittenParts(stage.columns, (), self.handle.clock.now_ms())
-                return
-            self.written = put_parts(stage, store=self.handle.store, clock=self.handle.clock)
-        self.oldest_part_ms = self.oldest_part_ms or self.written.oldest_part_ms
+        written = self.rows.write(dry_run=self.dry_run)
+        self.written = written
+        if written.markers:
+            self.oldest_part_ms = self.oldest_part_ms or written.oldest_part_ms
 
     def _rewrite(self, schema: Mapping[str, str], live: Mapping[str, Marker]) -> None:
-        """Write the parts without the rows that change."""
-        changing = self.con.execute(
-            f"SELECT key, list(row ORDER BY row) FROM {MATCHES} WHERE NOT {IS_SAME} GROUP BY key ORDER BY key"
-        )
-        while rows := changing.fetchmany(100):
-            for key, numbers in rows:
-                if key not in self.rewrites:
-                    part = self.handle.part(live[key])
-                    self.rewrites[key] = Rewrite(
-                        part.partition, (part,), drop_rows=np.asarray(numbers, np.int64).tobytes()
-                    )
+        for key, numbers in self.rows.changing().items():
+            if key not in self.rewrites:
+                part = self.handle.part(live[key])
+                self.rewrites[key] = Rewrite(part.partition, (part,), drop_rows=numbers)
         waiting = [r for key, r in self.rewrites.items() if key not in self.rewritten]
         if self.dry_run or not waiting:
             return
         self.oldest_part_ms = self.oldest_part_ms or self.handle.clock.now_ms()
         logger.info("%s: %s rewrites %d of %d parts", self.handle.table, self.operation, len(waiting), len(live))
-        for rewrite, marker in zip(
-            waiting, rewrite_parts(self.handle, waiting, schema, engine=self.engine), strict=True
-        ):
+        for rewrite, marker in zip(waiting, self.rows.rewrite(waiting, schema), strict=True):
             self.rewritten[rewrite.inputs[0].key] = marker

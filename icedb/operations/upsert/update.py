@@ -10,7 +10,8 @@ import duckdb
 from icedb.errors import IceDBError, InvalidOption, UnknownColumn
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
-from icedb.operations.upsert.row_changes import IS_SAME, MATCHES, ChangePlan, RowChanges
+from icedb.operations.upsert.matched_rows import IS_SAME, MATCHES, ChangePlan, MatchedRows
+from icedb.operations.upsert.row_changes import RowChanges
 from icedb.operations.upsert.row_search import RowSearch
 from icedb.reader.part_pruning import prune_parts
 from icedb.reader.scan_sql import visible_partitions
@@ -58,9 +59,8 @@ def update(
         return UpdateReport(len(state.live), 0, 0, 0, 0, repeated(handle), dry_run)
     assignments = _Assignments(handle, values, where)
     with resources(handle, memory_bytes, engine) as own:
-        changes = RowChanges(
-            handle, own.con, assignments.plan, "update", own.engine, own.memory_bytes, txn=txn, dry_run=dry_run
-        )
+        rows = MatchedRows(handle, own.con, assignments.plan, "update", own.engine, own.memory_bytes)
+        changes = RowChanges(handle, rows, "update", txn=txn, dry_run=dry_run)
         parts = commit_changes(handle, changes)
         updated, unchanged = (0, 0) if changes.repeated else _counts(own.con)
     return UpdateReport(**parts, updated_rows=updated, unchanged_rows=unchanged)

@@ -12,7 +12,8 @@ from icedb.errors import InvalidOption, UnknownColumn
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
 from icedb.operations.upsert.incoming_rows import DELETES, NUMBER, IncomingRows, read_incoming
-from icedb.operations.upsert.row_changes import IS_SAME, MATCHES, ChangePlan, RowChanges
+from icedb.operations.upsert.matched_rows import IS_SAME, MATCHES, ChangePlan, MatchedRows
+from icedb.operations.upsert.row_changes import RowChanges
 from icedb.operations.upsert.row_search import RowSearch
 from icedb.reader.part_pruning import prune_parts
 from icedb.reader.scan_sql import visible_partitions
@@ -74,9 +75,8 @@ def upsert(
             return UpsertReport(len(state.live), 0, 0, 0, 0, nothing_to_commit(handle), dry_run)
         matching = _Matching(handle, incoming, on, _updated(handle, incoming, on, columns), when_matched == "skip")
         own.con.register("incoming", incoming.file.table())
-        changes = RowChanges(
-            handle, own.con, matching.plan, "upsert", own.engine, own.memory_bytes, txn=txn, dry_run=dry_run
-        )
+        rows = MatchedRows(handle, own.con, matching.plan, "upsert", own.engine, own.memory_bytes)
+        changes = RowChanges(handle, rows, "upsert", txn=txn, dry_run=dry_run)
         parts = commit_changes(handle, changes)
         counts = (0, 0, 0, 0) if changes.repeated else _counts(own.con)
     inserted, updated, unchanged, deleted = counts

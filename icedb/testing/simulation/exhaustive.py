@@ -241,6 +241,6 @@ def torn_stories() -> Iterator[Story]:
                 yield Story(first, request, None, "column", behind=behind)
 
 
-_BEHIND = ("column", "overwrite", "drop", "delete", "rewrite", "merge", "merge log", "alter", "restore")
+_BEHIND = ("column", "overwrite", "drop", "delete", "upsert", "rewrite", "merge", "merge log", "alter", "restore")
 #: More than the pages of two listings of the prepared table.
 TORN_REQUESTS_MAX = 12

@@ -330,10 +330,16 @@ def test_a_table_whose_merges_combine_rows_is_rejected(memory: Any) -> None:
 # ------------------------------------------------------------------------------------------ a model
 
 OPTIONAL = st.one_of(st.none(), st.integers(0, 3))
+BATCHES = st.lists(
+    st.tuples(st.one_of(st.none(), st.integers(0, 6)), OPTIONAL, OPTIONAL, st.booleans()),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: object() if row[0] is None else row[0],
+)
 
 
 @pytest.mark.long
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_upserts_agree_with_a_dictionary(data: st.DataObject) -> None:
     clock = ManualClock()
@@ -343,8 +349,7 @@ def test_upserts_agree_with_a_dictionary(data: st.DataObject) -> None:
     table.insert([{"k": 9, "p": 0, "v": 0}])
     model[9] = 0, 0
     for _ in range(data.draw(st.integers(1, 5))):
-        batch = data.draw(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 6)), OPTIONAL, OPTIONAL, st.booleans()),
-                                   min_size=1, max_size=8, unique_by=lambda r: object() if r[0] is None else r[0]))  # fmt: skip
+        batch = data.draw(BATCHES)
         skip = data.draw(st.booleans())
         expected = dict.fromkeys(("inserted", "updated", "unchanged", "deleted"), 0)
         for k, p, v, gone in batch:

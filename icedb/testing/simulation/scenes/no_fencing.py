@@ -16,7 +16,7 @@ from icedb.testing.simulation.world.setting import Setting
 
 __all__ = ["NoFencing"]
 
-_MAINTENANCE = ("column", "overwrite", "drop", "delete", "rewrite", "merge", "merge", "merge log", "alter",
+_MAINTENANCE = ("column", "overwrite", "drop", "delete", "upsert", "rewrite", "merge", "merge", "merge log", "alter",
                 "restore", "cleanup", "cleanup", "sweep", "pin", "unpin")  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from icedb.testing.simulation.world.world import SimulatedWorld
 __all__ = ["USUAL", "Scene"]
 
 #: Operations that every scene mixes with its own.
-USUAL = ("append", "append", "column", "txn", "overwrite", "drop", "delete", "merge", "merge", "merge log",
+USUAL = ("append", "append", "column", "txn", "overwrite", "drop", "delete", "upsert", "merge", "merge", "merge log",
          "restore", "cleanup", "cleanup", "sweep", "read", "read as of", "follow")  # fmt: skip
 
 

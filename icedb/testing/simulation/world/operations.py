@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -32,12 +33,15 @@ from icedb.operations.retention.restore import restore
 from icedb.operations.rewrite.delete import delete
 from icedb.operations.rewrite.merge import merge
 from icedb.operations.rewrite.rewrite_partition import rewrite_partition
+from icedb.operations.upsert.row_changes import RowChanges
 from icedb.testing.simulation.world.operation_run import BASE_SCHEMA, OperationRun, RejectedOperation, Transactions
+from icedb.testing.simulation.world.plain_changes import PlainChangedRows, key_of
 from icedb.testing.simulation.world.plain_parts import plain_finder, plain_rewriter, plain_writer, read_rows
 from icedb.testing.simulation.world.process import Act
 from icedb.testing.simulation.world.setting import LATE_MS, PARTITIONS, TIMING
 from icedb.testing.simulation.world.truth import Violation
 from icedb.testing.simulation.world.world import SimulatedWorld
+from icedb.transaction.exclusive import commit_exclusive
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -138,6 +142,28 @@ def _delete(task: OperationRun) -> None:
     task.must_have_landed(report.commit)
     if not report.dropped_parts:
         task.must_be_gone(before)
+
+
+def _upsert(task: OperationRun) -> None:
+    """Replace the rows with the key of a new row, or insert the row only if none has the key."""
+    world, partition = task.world, task.choose(PARTITIONS)
+    [row] = world.new_rows(1)
+    skip = world.rng.random() < UNUSUAL
+    before = task.alive(lambda other, _: key_of(other) == key_of(row))
+    put = partial(task.write, {partition: [row]})
+    changes = RowChanges(task.handle, PlainChangedRows(task.handle, row, skip, put), "upsert")
+    commit = commit_exclusive(task.handle, changes)
+    task.must_have_landed(commit)
+    if not skip:
+        task.must_be_gone(before)
+    if commit.key is None:
+        return
+    # Rows of earlier exclusive commits are always seen.
+    landed = world.truth.landings[commit.key].step
+    for other, lives in world.truth.fates.items():
+        doubled = any(f.added_epoch and f.added_step < landed < f.removed_step for f in lives)
+        if doubled and other != row and key_of(other) == key_of(row):
+            raise Violation(f"row {row} was upserted, and row {other} with its key stayed")
 
 
 def _rewrite(task: OperationRun) -> None:
@@ -279,6 +305,7 @@ OPERATIONS = {
         Operation("overwrite", _overwrite),
         Operation("drop", _drop),
         Operation("delete", _delete),
+        Operation("upsert", _upsert),
         Operation("rewrite", _rewrite),
         Operation("merge", _merge),
         Operation("merge log", _merge_log),
