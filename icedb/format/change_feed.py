@@ -23,8 +23,8 @@ from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.util.times import time_text
 
-__all__ = ["BEGINNING", "Cursor", "Limits", "advance", "at_time", "between", "check_order", "decode_cursor",
-           "encode_cursor"]  # fmt: skip
+__all__ = ["BEGINNING", "Cursor", "Limits", "Removals", "advance", "at_time", "between", "check_order",
+           "decode_cursor", "encode_cursor", "removals"]  # fmt: skip
 
 #: Returns the keys of those parts that count towards the limits.
 Counted = Callable[[Sequence[Marker]], Collection[str]]
@@ -33,7 +33,7 @@ _Position = tuple[int, bool, str]
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={
-    "t_ms": "t", "key": "p", "seen": "seen", "snapshot": "snapshot", "gone": "gone",
+    "t_ms": "t", "key": "p", "seen": "seen", "snapshot": "snapshot", "gone": "gone", "removed_ms": "r",
 }):  # fmt: skip
     """The position of a consumer in the change feed. Keys are relative to the table's `_data/`.
 
@@ -43,6 +43,9 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     A consumer that begins with a snapshot of the table consumes only those of these parts that were live. Parts with a
     tombstone not later than `t_ms`, and those in `gone`, were dead. With `snapshot`, only parts up to that key are
     consumed yet.
+
+    The removals of rows are consumed up to the time `removed_ms` (None: up to `t_ms`). Only exclusive commits remove
+    rows. Each of them has a later time than those before it, so a time is enough.
     """
 
     t_ms: int
@@ -50,6 +53,20 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     seen: tuple[str, ...] = ()
     snapshot: str | None = None
     gone: tuple[str, ...] = ()
+    removed_ms: int | None = None
+
+    @property
+    def removals_ms(self) -> int:
+        """The time (unix milliseconds) up to which the removals of rows are consumed."""
+        return self.t_ms if self.removed_ms is None else self.removed_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """The parts from which commits removed rows, and the parts to which they moved the other rows of these."""
+
+    superseded: list[Marker]
+    moved: list[Marker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,37 @@ def _snapshot_cursor(state: TableState, keys: Keys, settled_ms: int) -> Cursor:
     prefix = keys.data_prefix
     seen = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if m.created_ms > t_ms)
     gone = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if (m.tombstoned_ms or 0) > t_ms)
-    return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))
+    return _with_removals(Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone)), _newest_move_ms(state, None))
+
+
+def _newest_move_ms(state: TableState, until_ms: int | None) -> int:
+    """Return the newest time, up to `until_ms`, at which a commit superseded parts or moved rows; 0 if none did."""
+    times = (t for m in state.parts.values() for t in (m.tombstoned_ms, m.created_ms if m.moved else None))
+    return max((t for t in times if t is not None and (until_ms is None or t <= until_ms)), default=0)
+
+
+def _with_removals(cursor: Cursor, removed_ms: int) -> Cursor:
+    """Return a cursor that has consumed the removals up to a time, or up to its own if that is later."""
+    own_ms = cursor.t_ms if cursor.key is None else cursor.t_ms - 1
+    newest_ms = max(own_ms, removed_ms)
+    return msgspec.structs.replace(cursor, removed_ms=None if newest_ms == cursor.t_ms else newest_ms)
+
+
+def removals(state: TableState, start: Cursor, end: Cursor) -> Removals:
+    """Return the removals of rows that are consumed at `end` but not at `start`.
+
+    The rows that were removed are those of the superseded parts without those of the moved ones, as multisets: a row
+    that was moved twice is in two parts of each.
+    """
+    first_ms, last_ms = start.removals_ms, end.removals_ms
+    if start == BEGINNING:
+        first_ms = last_ms
+    superseded = [
+        m for m in state.parts.values() if m.tombstoned_ms is not None and first_ms < m.tombstoned_ms <= last_ms
+    ]
+    moved = [m for m in state.parts.values() if m.moved and first_ms < m.created_ms <= last_ms]
+    both = {m.key for m in superseded} & {m.key for m in moved}
+    return Removals([m for m in superseded if m.key not in both], [m for m in moved if m.key not in both])
 
 
 def encode_cursor(cursor: Cursor) -> str:
@@ -148,7 +195,11 @@ def advance(
         frontier = max(feed.start.frontier, max(passed, default=feed.start.frontier))
     t_ms, whole, key = frontier
     beyond = sorted(feed.name(m) for m in feed.all if m.key not in left and feed.start.position(m) > frontier)
-    return Cursor(t_ms, None if whole else key, tuple(beyond)), taken
+    # The rows of a commit that replaced others are consumed together with the removal of these.
+    left_ms = min((m.created_ms for m in feed.all if m.key in left), default=None)
+    removable_ms = until_ms if left_ms is None else left_ms - 1 if until_ms is None else min(until_ms, left_ms - 1)
+    removed_ms = max(start.removals_ms, _newest_move_ms(state, removable_ms))
+    return _with_removals(Cursor(t_ms, None if whole else key, tuple(beyond)), removed_ms), taken
 
 
 class _Reach:

@@ -6,30 +6,39 @@ since are, until cleanup deletes them. See `icedb.format.change_feed`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import duckdb
 
 from icedb.errors import InvalidOption
 from icedb.format.change_feed import (
     BEGINNING,
     Cursor,
     Limits,
+    Removals,
     advance,
     at_time,
     between,
     check_order,
     decode_cursor,
     encode_cursor,
+    removals,
 )
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.format.table_spec import all_columns
+from icedb.reader.scan_sql import relation
 from icedb.reader.snapshot import Snapshot
 from icedb.reader.time_bounds import check_readable_time, resolve_time
+from icedb.sql.predicates import Predicate
 from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
 
 __all__ = ["Changes", "changes_of", "cursor_of", "settled_ms", "take_changes"]
+
+_NO_REMOVALS = re.compile(r'Table with name "?(?:removed|restored)"? does not exist', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,15 @@ class Changes(Snapshot):
         rows = changes.to_arrow()
         cursor = changes.cursor  # store it with the rows
         ```
+
+    In queries, the relation `removed` has the rows that commits between the two cursors removed or replaced, as they
+    were. `restored` has the rows that a restore brought back, or that the query of a `rewrite_partition` wrote. Both
+    have the columns of `t`. They read the parts that these commits superseded, and those to which they moved rows.
+
+    Example:
+        ```python
+        deleted = changes.query("SELECT id FROM removed EXCEPT SELECT id FROM t")
+        ```
     """
 
     #: The cursor at which the changes begin.
@@ -49,9 +67,31 @@ class Changes(Snapshot):
     #: The cursor at which the changes end. Pass it as `since` to the next call, which then returns the rows after these
     #: without a gap and without repetition.
     cursor: str
+    removals: Removals = field(repr=False)
 
     def __repr__(self) -> str:
         return f"Changes({self.table!r}, parts={len(self.parts)}, rows={self.rows}, as_of_ms={self.as_of_ms})"
+
+    def _run(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
+        """Create `removed` and `restored` only if the query names one of them, because most consumers do not."""
+        try:
+            return super()._run(con, sql, predicate)
+        except duckdb.CatalogException as error:
+            if not _NO_REMOVALS.search(str(error)):
+                raise
+        superseded, moved = (
+            relation(
+                self._handle,
+                [self._handle.part(m) for m in markers],
+                self.schema,
+                self.partition_schema,
+                expressions=self.expressions,
+            )
+            for markers in (self.removals.superseded, self.removals.moved)
+        )
+        con.execute(f"CREATE VIEW removed AS ({superseded}) EXCEPT ALL ({moved})")
+        con.execute(f"CREATE VIEW restored AS ({moved}) EXCEPT ALL ({superseded})")
+        return super()._run(con, sql, predicate)
 
 
 def take_changes(
@@ -104,6 +144,7 @@ def changes_of(
         _spec=handle.spec,
         since=encode_cursor(start),
         cursor=encode_cursor(end),
+        removals=removals(state, start, end),
     )
 
 

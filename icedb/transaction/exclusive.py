@@ -61,7 +61,10 @@ class CommitOperation(Protocol):
 
     @property
     def unused(self) -> list[str]:
-        """The parts that it wrote and that a rebase made useless. Emptied when they are deleted."""
+        """The parts that it wrote and that a rebase made useless. Emptied when they are deleted.
+
+        An operation never removes one itself: a claim of an earlier attempt may name it.
+        """
         ...
 
     @property
@@ -333,15 +336,17 @@ def _reconcile_own_claims(
 
 def _find_own(handle: Handle, state: TableState, operation: CommitOperation, tried: _ClaimAttempts) -> Commit | None:
     late = handle.clock.now_ms() - tried.since_ms > handle.timing.grace_ms
+    # A claim of an earlier attempt names parts that a rebase has removed from the plan since.
+    written = [*operation.outputs, *operation.unused]
     for key in tried.keys:
         counts = key in state.files and key not in state.ignored
         stored = state.files.get(key) or (handle.log.fetch(key) if key in state.listed_ms else None)
         if stored is None or stored.file.void:
             continue
         # Otherwise it was replaced, or our late put came after a void that was replaced and deleted.
-        if counts or not (late or operation.outputs):
+        if counts or not (late or written):
             return _own(handle, key, stored.file)
-    named = [state.parts[k] for k in operation.outputs if k in state.parts]
+    named = [state.parts[k] for k in written if k in state.parts]
     if named:  # our log file was replaced already; its markers were carried
         t_ms = named[0].created_ms
         key = next(k for k in tried.keys if handle.keys.parse_log_file(k).t_ms == t_ms)

@@ -44,6 +44,7 @@ BUFFERED = "tests/buffering/test_writer.py"
 BUFFERED_IDS = "tests/buffering/test_ids.py"
 DELTA = "tests/operations/export/test_delta.py"
 ICEBERG = "tests/operations/export/test_iceberg.py"
+REMOVED = "tests/reader/test_removed_rows.py"
 UPSERT = "tests/operations/upsert/test_upsert.py"
 ROW_CHANGES = "tests/operations/upsert/test_row_changes.py"
 
@@ -103,6 +104,30 @@ MUTANTS = (
         "        return None",
         (DROPPED,),
         "test_a_restore_has_the_columns_of_its_time",
+    ),
+    Mutant(
+        "an exclusive commit forgets the parts of its earlier attempts",
+        "icedb/transaction/exclusive.py",
+        "    written = [*operation.outputs, *operation.unused]",
+        "    written = list(operation.outputs)",
+        (ROW_CHANGES,),
+        "test_parts_of_an_attempt_that_another_writer_published_stay",
+    ),
+    Mutant(
+        "removed rows come before the rows that replaced them",
+        "icedb/format/change_feed.py",
+        "    left_ms = min((m.created_ms for m in feed.all if m.key in left), default=None)",
+        "    left_ms = None",
+        (REMOVED,),
+        "test_a_replaced_row_is_returned_with_the_row_that_replaced_it",
+    ),
+    Mutant(
+        "the removals of a consumer do not begin after a restore",
+        "icedb/format/change_feed.py",
+        "for t in (m.tombstoned_ms, m.created_ms if m.moved else None))",
+        "for t in (m.tombstoned_ms,))",
+        (REMOVED,),
+        "test_a_consumer_that_began_after_a_restore_is_told_of_the_next_removal",
     ),
     Mutant(
         "an upsert does not search the parts that were added since",
@@ -171,16 +196,16 @@ MUTANTS = (
     Mutant(
         "a consumer of changes begins with superseded parts",
         "icedb/format/change_feed.py",
-        'return Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))',
-        'return Cursor(t_ms, seen=tuple(seen), snapshot="")',
+        '(Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone))',
+        '(Cursor(t_ms, seen=tuple(seen), snapshot="")',
         (CHANGES, SIMULATION),
         "test_a_consumer_gets_each_row_once_and_repeated_batches_are_equal",
     ),
     Mutant(
         "a consumer of changes forgets the parts of the last minutes",
         "icedb/format/change_feed.py",
-        "    return Cursor(t_ms, None if whole else key, tuple(beyond))",
-        "    return Cursor(t_ms, None if whole else key)",
+        "(Cursor(t_ms, None if whole else key, tuple(beyond))",
+        "(Cursor(t_ms, None if whole else key)",
         (CHANGES, SIMULATION),
         "test_each_row_is_returned_once_and_merged_parts_are_not_new",
     ),

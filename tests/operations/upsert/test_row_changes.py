@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from icedb import Table
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn
 from icedb.operations.rewrite.engine import DistributedTask, LocalEngine
-from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
+from icedb.testing import (
+    ClockedStore,
+    Fault,
+    FaultyStore,
+    ManualClock,
+    Request,
+    check_sound,
+    create_table,
+    open_table,
+)
 from tests.support.object_stores.interruptions import act_before
 from tests.support.tables.fault_walk import check_atomic, only_live_parts_stay
 from tests.support.tables.numbered_rows import data_keys
@@ -123,6 +132,31 @@ def test_only_parts_that_were_replaced_meanwhile_are_rewritten_again(clocked: Cl
     put = [key for r in store.requests if r.kind == "create" for key in r.keys if "_data/" in key]
     assert len([k for k in put if "k=1/" in k]) == 1 + 2, "one rewrite, and the new rows of both attempts"
     assert len([k for k in put if "k=0/" in k]) == 1 + 2
+
+
+def test_parts_of_an_attempt_that_another_writer_published_stay(clocked: ClockedStore, clock: ManualClock) -> None:
+    other = world(clocked, clock)
+    store = FaultyStore(clocked)
+    store.inject(Fault.FAIL, kind="create", key="_log/")
+    steps: list[Callable[[], object]] = [
+        lambda: None,  # the claim of the first attempt, whose log file is not stored
+        lambda: (other.merge(), other.merge()),  # publishes that claim, then replaces its log file
+    ]
+
+    def before(request: Request) -> None:
+        if request.kind == "create" and "_claims/epoch" in request.keys[0] and steps:
+            steps.pop(0)()
+        elif request.kind == "get" and "_log/" in request.keys[0] and len(steps) == 1 and not appended:
+            appended.append(other.insert([{"k": 1, "n": 20, "v": 9}]))  # changes the plan of the second attempt
+
+    appended: list[object] = []
+    store.before = before
+    report = open_table(store, clock).upsert([{"k": 1, "n": 20, "v": 1}], on=["n"])
+    assert not steps
+    assert report.commit.committed
+    assert rows(other) == sorted([*BEFORE, (1, 20, 1), (1, 20, 9)])
+    check_sound(clocked)
+    assert only_live_parts_stay(clocked, clock)
 
 
 def test_rows_of_an_append_at_the_moment_of_the_commit_are_left_to_the_next_upsert(

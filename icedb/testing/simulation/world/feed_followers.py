@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from icedb.errors import SnapshotExpired
@@ -22,6 +23,8 @@ class Follower:
 
     cursor: str | None = None
     rows: set[int] = field(default_factory=set)
+    #: How often each row was removed, less how often a restore brought it back.
+    removed: Counter[int] = field(default_factory=Counter)
     must: set[int] = field(default_factory=set)
     began_step: int = 0
     #: The last time at which it had everything; None if never.
@@ -58,6 +61,10 @@ class Followers:
         try:
             changes = take_changes(handle, follower.cursor, limits=limits)
             rows = read_rows(handle, [p.key for p in changes.parts])
+            superseded, moved = (
+                Counter(read_rows(handle, [m.key for m in markers]))
+                for markers in (changes.removals.superseded, changes.removals.moved)
+            )
         except SnapshotExpired:
             kept_up_ms = began_ms if follower.cursor is None else follower.caught_up_ms
             slow_ms = TIMING.grace_ms - LATE_MS - 2 * TIMING.max_skew_ms
@@ -72,6 +79,8 @@ class Followers:
         if follower.cursor is None:
             follower.must, follower.began_step = world.truth.must_see(first, world.step), world.step
         follower.rows |= set(rows)
+        follower.removed.update(superseded)
+        follower.removed.subtract(moved)
         follower.cursor = changes.cursor
         if limits is None:
             follower.caught_up_ms = began_ms
@@ -80,6 +89,17 @@ class Followers:
             }
             if lost := (follower.must | appended) - follower.rows:
                 raise Violation(f"a consumer of changes did not get rows {sorted(lost)}")
+            self._compare(world, follower, first)
+
+    def _compare(self, world: WorldInterface, follower: Follower, first: int) -> None:
+        """Check that the rows of a consumer, without those that were removed, are those of the table."""
+        alive, seen = world.truth.must_see(first, world.step), world.truth.may_see(first, world.step)
+        for row in follower.rows:
+            is_left = follower.removed[row] == 0
+            if is_left and row not in seen:
+                raise Violation(f"a consumer of changes was not told that row {row} was removed")
+            if not is_left and row in alive:
+                raise Violation(f"a consumer of changes was told {follower.removed[row]} times that row {row} went")
 
     def _repeat(self, handle: Handle, follower: Follower) -> None:
         """Check that the last batch has the same parts when it is read again, unless cleanup has forgotten them."""
