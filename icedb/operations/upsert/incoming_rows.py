@@ -43,6 +43,8 @@ class IncomingRows:
 
     file: ArrowFile
     rows: int
+    #: How many of them delete stored rows.
+    deleting_rows: int
     #: Column of the batch -> its DuckDB type. Columns that only `delete_where` and `order_by` use are not among them.
     columns: Mapping[str, str]
     #: Column of the batch -> its name in the table.
@@ -109,13 +111,13 @@ def read_incoming(
         _keep_last(con, keys, [names[c] for c in order_by])
     _check_keys(handle, con, on, keys, order_by)
     file = ArrowFile.write(folder / "incoming.arrow", con.execute("FROM incoming").to_arrow_reader(ROWS_PER_BATCH))
-    [(rows,)] = con.execute("SELECT count(*) FROM incoming").fetchall()
+    [(rows, deleting)] = con.execute(f"SELECT count(*), count(*) FILTER ({DELETES}) FROM incoming").fetchall()
     possible = _possible(con, {c: (names[c], columns[c]) for c in on}, {**handle.spec.path_columns, **handle.columns})
     con.execute("DROP TABLE incoming")
     unstored = {c for c in columns if c.casefold() in named or c in order_by}
     unstored -= {c for c in columns if c in handle.columns or c.casefold() in expressions}
     stored = {c: t for c, t in columns.items() if c not in unstored}
-    return IncomingRows(file, int(rows), stored, names, possible)
+    return IncomingRows(file, int(rows), int(deleting), stored, names, possible)
 
 
 def _check_columns(handle: Handle, columns: Mapping[str, str], *, on: Sequence[str], order_by: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import duckdb
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from icedb.format.records import Marker
 from icedb.operations.rewrite.engine import Engine
@@ -31,7 +32,6 @@ IS_SAME = "is_same"
 
 # The number of paths in one statement, as for deletions.
 _PARTS_PER_SEARCH = 250
-_PARTS_AT_A_TIME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,15 @@ class MatchedRows:
 
     def changing(self) -> Mapping[str, bytes]:
         """See ChangedRows."""
-        parts = self.con.execute(
-            f"SELECT key, list(row ORDER BY row) FROM {MATCHES} WHERE NOT {IS_SAME} GROUP BY key ORDER BY key"
-        )
-        numbers: dict[str, bytes] = {}
-        while rows := parts.fetchmany(_PARTS_AT_A_TIME):
-            numbers |= {key: np.asarray(places, np.int64).tobytes() for key, places in rows}
-        return numbers
+        places = self.con.execute(
+            f"SELECT key, row FROM {MATCHES} WHERE NOT {IS_SAME} ORDER BY key, row"
+        ).to_arrow_table()
+        if not places.num_rows:
+            return {}
+        keys = pc.run_end_encode(places["key"].combine_chunks())
+        numbers = places["row"].to_numpy()
+        pieces = np.split(numbers, keys.run_ends.to_numpy()[:-1])
+        return {key: piece.tobytes() for key, piece in zip(keys.values.to_pylist(), pieces, strict=True)}
 
     def write(self, *, dry_run: bool) -> WrittenParts:
         """See ChangedRows."""

@@ -78,10 +78,13 @@ def upsert(
         rows = MatchedRows(handle, own.con, matching.plan, "upsert", own.engine, own.memory_bytes)
         changes = RowChanges(handle, rows, "upsert", txn=txn, dry_run=dry_run)
         parts = commit_changes(handle, changes)
-        counts = (0, 0, 0, 0) if changes.repeated else _counts(own.con)
-    inserted, updated, unchanged, deleted = counts
+        counts = _Counts(0, 0, 0, 0) if changes.repeated else _Counts.of(own.con, incoming)
     return UpsertReport(
-        **parts, inserted_rows=inserted, updated_rows=updated, unchanged_rows=unchanged, deleted_rows=deleted
+        **parts,
+        inserted_rows=counts.inserted,
+        updated_rows=counts.updated,
+        unchanged_rows=counts.unchanged,
+        deleted_rows=counts.deleted,
     )
 
 
@@ -145,7 +148,7 @@ class _Matching:
         path_only = {e.name: visible[e.name] for e in self.handle.expressions if e.path_only and e.name in visible}
         stored = {**schema, **path_only}
         kept = {} if self.skip else {c: f"kept{n}" for n, c in enumerate(stored) if c not in {*self.updated, *self.on}}
-        selected = {NUMBER: f"i.{NUMBER}", IS_SAME: self._is_same(stored)}
+        selected = {NUMBER: f"i.{NUMBER}", DELETES: f"i.{DELETES}", IS_SAME: self._is_same(stored)}
         selected |= {name: f"t.{quote_name(c)}" for c, name in kept.items()}
         search = RowSearch(
             schema, types, f"JOIN incoming AS i ON {self._condition(stored)}", selected, self.incoming.file,
@@ -184,18 +187,18 @@ class _Matching:
         return " AND ".join([f"NOT i.{DELETES}", *values])
 
     def _new_rows(self, con: duckdb.DuckDBPyConnection, kept: Mapping[str, str]) -> str | None:
-        inserted_rows, updated_rows, *_ = _counts(con)
+        counts = _Counts.of(con, self.incoming)
         names = self.incoming.names
         queries = []
-        if updated_rows:
+        if counts.updated:
             values = {c: f"m.{name}" for c, name in kept.items()}
             values |= {c: f"i.{names[c]}" for c in self.incoming.columns if c not in kept}
             columns = ", ".join(f"{sql} AS {quote_name(c)}" for c, sql in values.items())
             queries.append(
                 f"SELECT {columns} FROM {MATCHES} AS m JOIN incoming AS i USING ({NUMBER}) "
-                f"WHERE NOT m.{IS_SAME} AND NOT i.{DELETES}"
+                f"WHERE NOT m.{IS_SAME} AND NOT m.{DELETES}"
             )
-        if inserted_rows:
+        if counts.inserted:
             columns = ", ".join(f"i.{names[c]} AS {quote_name(c)}" for c in self.incoming.columns)
             queries.append(
                 f"SELECT {columns} FROM incoming AS i ANTI JOIN {MATCHES} AS m USING ({NUMBER}) WHERE NOT i.{DELETES}"
@@ -203,13 +206,21 @@ class _Matching:
         return " UNION ALL BY NAME ".join(queries) or None
 
 
-def _counts(con: duckdb.DuckDBPyConnection) -> tuple[int, int, int, int]:
-    """Return the rows that are inserted, updated, unchanged and deleted."""
-    [(updated, unchanged, deleted)] = con.execute(
-        f"SELECT count(*) FILTER (NOT m.{IS_SAME} AND NOT i.{DELETES}), count(*) FILTER (m.{IS_SAME}), "
-        f"count(*) FILTER (i.{DELETES}) FROM {MATCHES} AS m JOIN incoming AS i USING ({NUMBER})"
-    ).fetchall()
-    [(inserted,)] = con.execute(
-        f"SELECT count(*) FROM incoming AS i ANTI JOIN {MATCHES} AS m USING ({NUMBER}) WHERE NOT i.{DELETES}"
-    ).fetchall()
-    return int(inserted), int(updated), int(unchanged), int(deleted)
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The rows of a batch by what becomes of them, and the stored rows that match."""
+
+    inserted: int
+    updated: int
+    unchanged: int
+    deleted: int
+
+    @classmethod
+    def of(cls, con: duckdb.DuckDBPyConnection, incoming: IncomingRows) -> _Counts:
+        """Count the rows in MATCHES."""
+        [(matching, updated, unchanged, deleted)] = con.execute(
+            f"SELECT count(DISTINCT {NUMBER}) FILTER (NOT {DELETES}), "
+            f"count(*) FILTER (NOT {IS_SAME} AND NOT {DELETES}), "
+            f"count(*) FILTER ({IS_SAME}), count(*) FILTER ({DELETES}) FROM {MATCHES}"
+        ).fetchall()
+        return cls(incoming.rows - incoming.deleting_rows - int(matching), int(updated), int(unchanged), int(deleted))
