@@ -40,6 +40,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "benchmarks.writes.inserting": ("insert", "dicts", "appends"),
     "benchmarks.writes.commits": ("commits",),
     "benchmarks.writes.merging": ("merge",),
+    "benchmarks.writes.upserting": ("upsert",),
     "benchmarks.opening.opening_costs": ("open", "store", "refresh", "overhead", "import"),
     "benchmarks.life": ("life",),
 }

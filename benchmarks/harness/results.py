@@ -25,6 +25,7 @@ ROWS: Mapping[str, str] = {
     "appends": "20 appends of 50k rows",
     "commits": "commits per second, 8 writers",
     "merge": "merge 600 parts into 30",
+    "upsert": "upsert rows by key",
     "open": "open a table with 1M live parts",
     "store": "open after 10,000 commits, over a network",
     "refresh": "refresh on a quiet table",
