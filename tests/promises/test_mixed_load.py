@@ -1,4 +1,4 @@
-"""Ten processes on one table, killed with SIGKILL at random, by tests/support/programs/mixed_load.py."""
+"""Twelve processes on one table, killed with SIGKILL at random, by tests/support/programs/mixed_load.py."""
 
 from __future__ import annotations
 

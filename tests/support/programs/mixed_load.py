@@ -1,9 +1,9 @@
-"""Ten processes on one table, killed at random and started again; then every batch is counted.
+"""Twelve processes on one table, killed at random and started again; then every batch is counted.
 
     python tests/support/programs/mixed_load.py --uri s3://bucket/table --seconds 120 --seed 7
 
-Four writers, two mergers, two readers, one that overwrites, drops, rewrites and deletes, and one that cleans up and
-sweeps orphans, all with times of seconds instead of hours. An acknowledged batch must be stored completely and once;
+Four writers, two that upsert the same rows, two mergers, two readers, one that overwrites, drops, rewrites and deletes,
+and one that cleans up and sweeps orphans, all with times of seconds instead of hours. An acknowledged batch must be stored completely and once;
 an unacknowledged one completely and once, or not at all. This holds for every read. The last line has the figures. The
 seed decides which process is killed when, as far as the machine's timing allows.
 """

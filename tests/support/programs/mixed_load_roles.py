@@ -1,4 +1,4 @@
-"""One process of the mixed load: a writer, merger, changer, cleaner or reader that may be killed at any moment.
+"""A process of the mixed load that may be killed at any moment. It writes, upserts, merges, changes, cleans or reads.
 
 Started by tests/support/programs/mixed_load.py; credentials come by the environment. What it means to do and what was
 acknowledged it writes to a journal, synced, before and after. Half of its lives end by its own hand, right before or
@@ -39,6 +39,9 @@ SETTLED_MS = TIMING.commit_timeout_ms + 2 * TIMING.max_skew_ms + SLACK_MS
 
 #: Writer number -> its role. The two of `once` are the same application, as two attempts of one step would be.
 WRITERS = {"plain": 0, "columns": 1, "once-a": 2, "once-b": 2}
+#: The roles that upsert the same rows, whose partition changes, all at once.
+UPSERTERS = {"upserter-a": 8, "upserter-b": 8}
+UPSERTED_ROWS = 10
 #: The partition and the writer number of rows that come and go.
 CHANGING = 9
 COLUMNS_MAX = 12
@@ -74,7 +77,7 @@ def batches(folder: Path, kind: str) -> set[Batch]:
     """Return the batches that a writer intended (`intent`), or that were acknowledged (`ack`)."""
     return {
         (number, line[kind])
-        for role, number in WRITERS.items()
+        for role, number in {**WRITERS, **UPSERTERS}.items()
         for line in read_journal(folder / f"{role}.jsonl")
         if kind in line
     }
@@ -209,6 +212,26 @@ def change(life: ProcessLife) -> None:
     )
 
 
+def upsert(life: ProcessLife) -> None:
+    """Replace the same rows again and again. Each snapshot has each of them once, and all from one attempt."""
+    writer, tries = UPSERTERS[life.role], 0
+
+    def replace(table: Table) -> Any:
+        nonlocal tries
+        tries += 1
+        life.journal.add(intent=0)
+        attempt = f"{life.role}-{life.number}-{tries}"
+        rows = [
+            {"k": (tries + i) % 3, "writer": writer, "batch": 0, "i": i, "total": UPSERTED_ROWS, "attempt": attempt}
+            for i in range(UPSERTED_ROWS)
+        ]
+        report = table.upsert(rows, on=["writer", "batch", "i"])
+        life.journal.add(ack=0)
+        return report
+
+    maintain(life, [replace, replace, lambda t: t.update({"k": "(k + 1) % 3"}, f"writer = {writer}")], pause_s=0.5)
+
+
 def read(life: ProcessLife) -> None:
     """Check that snapshots have every earlier acknowledged batch, and stay the same during the grace period."""
     table = life.open()
@@ -279,6 +302,7 @@ ACTS: dict[str, Callable[[ProcessLife], None]] = {
     "merger-a": merge,
     "merger-b": merge,
     "changer": change,
+    **dict.fromkeys(UPSERTERS, upsert),
     "cleaner": clean,
     "reader-a": read,
     "reader-b": read,
