@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from icedb import Replacing, Table
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, check_sound, create_table, open_table
+from tests.support.tables.engines import ENGINES
 from tests.support.tables.numbered_rows import data_keys
+from tests.support.tables.reader_tables import every_type
 
 
 def make(place: Any, **options: Any) -> Table:
@@ -90,6 +92,28 @@ def test_columns_that_the_batch_lacks_keep_their_values(memory: Any) -> None:
     assert counts(table.upsert([{"id": 1, "a": 10}, {"id": 3, "a": 30}], on=["id"])) == (1, 1, 0, 0)
     assert rows(table, "id, k, a, b") == [(1, 1, 10, "x"), (2, 2, 2, "y"), (3, None, 30, None)]
     assert dict(rows(table, "id, _row_id")).items() >= ids.items(), "an updated row keeps its id"
+
+
+def test_kept_values_of_every_type_are_unchanged(local: Any) -> None:
+    table = every_type(local)
+    rest = [c for c in table.schema() if c != "text"]
+    columns = ", ".join(f'"{c}"' for c in rest)
+    before = table.query(f"SELECT {columns} FROM t ORDER BY n").fetchall()
+    types = table.schema()
+    assert counts(table.upsert([{"n": 2, "text": "changed"}], on=["n"])) == (0, 1, 0, 0)
+    assert table.update({"text": "text || '!'"}, where="n IN (1, 2)").updated_rows == 2
+    assert table.query(f"SELECT {columns} FROM t ORDER BY n").fetchall() == before
+    assert table.query("SELECT text FROM t ORDER BY n").fetchall() == [
+        ("é0",),
+        ("é1!",),
+        ("changed!",),
+        ("é3",),
+        (None,),
+    ]
+    assert table.schema() == types
+    expected = sorted(table.query("SELECT n, text FROM t").fetchall(), key=repr)
+    for engine in ENGINES:
+        assert engine.answer(table.snapshot(), ["n", "text"]) == expected, engine.name
 
 
 def test_only_the_named_columns_are_updated_and_inserted_rows_have_all(memory: Any) -> None:

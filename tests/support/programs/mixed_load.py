@@ -2,10 +2,11 @@
 
     python tests/support/programs/mixed_load.py --uri s3://bucket/table --seconds 120 --seed 7
 
-Four writers, two that upsert the same rows, two mergers, two readers, one that overwrites, drops, rewrites and deletes,
-and one that cleans up and sweeps orphans, all with times of seconds instead of hours. An acknowledged batch must be stored completely and once;
-an unacknowledged one completely and once, or not at all. This holds for every read. The last line has the figures. The
-seed decides which process is killed when, as far as the machine's timing allows.
+Four writers, two that upsert the same rows, two mergers, two readers, one that overwrites, drops, rewrites and
+deletes, and one that cleans up and sweeps orphans, all with times of seconds instead of hours. An acknowledged batch
+must be stored completely and once; an unacknowledged one completely and once, or not at all. This holds for every
+read. The last line has the figures. The seed decides which process is killed when, as far as the machine's timing
+allows.
 """
 
 from __future__ import annotations
