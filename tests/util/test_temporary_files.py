@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from glob import glob
 from pathlib import Path
 
 import duckdb
@@ -82,6 +83,11 @@ def alive(place: Path) -> Iterator[subprocess.Popen[str]]:
 
 def roots(place: Path) -> list[Path]:
     return sorted(place.glob("icedb-temporary-*"))
+
+
+def named(place: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder in which other processes create and delete some, on which `rglob` may fail."""
+    return [Path(path) for path in glob(str(place / "**" / pattern), recursive=True)]
 
 
 def rows(place: Path) -> list[Path]:
@@ -204,7 +210,7 @@ def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directo
     assert Path(spill).parent in roots(place)
     assert not Path(spill).exists()
     process = run(SPILLS, place, tmp_path / "table")
-    wait_until(lambda: list(place.rglob("duckdb_temp_*")), "the query spills")
+    wait_until(lambda: named(place, "duckdb_temp_*"), "the query spills")
     kill(process)
     assert not (tmp_path / ".tmp").exists()
     temporary_files._looked_s.clear()
@@ -478,7 +484,7 @@ sys.stdin.read()
 
 def written_by_child(place: Path) -> Path:
     """Wait for the file of the forked process, which contains its process id."""
-    [file] = wait_until(lambda: [p for p in place.rglob("child.txt") if p.read_text()], "the child writes")
+    [file] = wait_until(lambda: [p for p in named(place, "child.txt") if p.read_text()], "the child writes")
     return file
 
 

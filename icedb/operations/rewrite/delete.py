@@ -1,7 +1,7 @@
 """Deletions of rows in all partitions: find the parts with matching rows, rewrite them without these, commit once.
 
-The search only opens parts that can match. Paths exclude partitions, and Parquet statistics exclude row groups. Of the
-rest only the predicate's columns are read. A part without a matching row is not touched. A part with only matching rows
+The search only opens parts that can match. Paths and the statistics in the log exclude parts, and Parquet statistics
+exclude row groups. Of the rest only the predicate's columns are read. A part without a matching row is not touched. A part with only matching rows
 is tombstoned without a rewrite. A part that another commit replaced meanwhile keeps its rows until a second pass.
 """
 
@@ -17,8 +17,10 @@ from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker
 from icedb.format.table_spec import visible_schema
 from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
+from icedb.operations.rewrite.prefetch import small_parts_here
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
+from icedb.reader.part_pruning import prune_parts
 from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors, visible_partitions
 from icedb.sql.connections import connect_reader, memory_bytes_default, quote_text
 from icedb.sql.partition_expressions import partition_types
@@ -97,7 +99,7 @@ def find_rows(
     if predicate.is_of_partitions and all(p.rows is not None for p in possible):
         counts |= {p.key: p.rows for p in possible if p.rows}
         possible = []
-    parts = possible + pathless
+    parts = prune_parts(possible + pathless, predicate.tree, schema, visible)
     batches = [tuple(parts[first : first + PARTS_PER_QUERY]) for first in range(0, len(parts), PARTS_PER_QUERY)]
     for batch_counts in engine.run(handle, SearchTask(predicate.sql, dict(schema), types), batches):
         counts |= batch_counts
@@ -143,7 +145,8 @@ class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
             progress(self.name, len(inputs), "parts") as advance,
         ):
             for number, parts in enumerate(items, start=1):
-                counts.append(self._count(handle, con, parts))
+                with small_parts_here(handle, parts, folder / str(number), memory_bytes) as here:
+                    counts.append(self._count(handle, con, here))
                 advance(len(parts))
                 logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
         return counts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,12 @@ from icedb.storage.obstore_store import FETCH_BYTES, fetch
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["Fetched", "concurrent_fetches", "fetch_parts"]
+__all__ = ["Fetched", "concurrent_fetches", "fetch_parts", "small_parts_here"]
 
 # DuckDB reads many ranges of a larger part in S3 at once, and its copy would need much disk space.
 PART_BYTES_MAX = 256 * 1024 * 1024
+# DuckDB sends some requests for each part, one after another. To fetch this many bytes at once takes less time.
+_SEARCHED_BYTES_MAX = 2 * 1024 * 1024
 # The longest name that a file can have, in bytes of UTF-8.
 _NAME_BYTES_MAX = 255
 CONCURRENT_FETCHES_MAX = 32
@@ -59,6 +61,22 @@ def fetch_parts(handle: Handle, parts: Sequence[Part], folder: Path, pool: Execu
     Parts that DuckDB reads equally fast, or whose names no file can have, are not copied either.
     """
     return Fetched(folder, [pool.submit(_fetch, handle, p, folder) if _is_to_fetch(handle, p) else p for p in parts])
+
+
+@contextmanager
+def small_parts_here(
+    handle: Handle, parts: Sequence[Part], folder: Path, memory_bytes: int
+) -> Iterator[tuple[Part, ...]]:
+    """Yield parts for a search of some columns: small ones as local copies in a folder of their own, the others as is.
+
+    Raises as `Fetched.here`.
+    """
+    small = [p for p in parts if p.bytes <= _SEARCHED_BYTES_MAX]
+    with (
+        ThreadPoolExecutor(concurrent_fetches(memory_bytes)) as pool,
+        fetch_parts(handle, small, folder, pool).here() as copies,
+    ):
+        yield (*copies, *(p for p in parts if p.bytes > _SEARCHED_BYTES_MAX))
 
 
 def _is_to_fetch(handle: Handle, part: Part) -> bool:

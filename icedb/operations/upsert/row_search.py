@@ -9,6 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
+from icedb.operations.rewrite.prefetch import small_parts_here
 from icedb.operations.upsert.arrow_file import ArrowFile
 from icedb.reader.scan_sql import FILE_COLUMN, ROW_COLUMN, relation, translated_read_errors
 from icedb.sql.connections import ROWS_PER_BATCH, connect_reader, memory_bytes_default
@@ -61,8 +62,9 @@ class RowSearch(DistributedTask[tuple[Part, ...], bytes]):
             con.execute("SET arrow_lossless_conversion = true")
             if self.incoming is not None:
                 con.register("incoming", self.incoming.table())
-            for parts in items:
-                results.append(self._search(handle, con, parts))
+            for number, parts in enumerate(items):
+                with small_parts_here(handle, parts, folder / str(number), memory_bytes) as here:
+                    results.append(self._search(handle, con, here))
                 advance(len(parts))
         return results
 
