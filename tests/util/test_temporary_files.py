@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from glob import glob
+from fnmatch import fnmatch
 from pathlib import Path
 
 import duckdb
@@ -87,7 +87,7 @@ def roots(place: Path) -> list[Path]:
 
 def named(place: Path, pattern: str) -> list[Path]:
     """Return the files below a folder in which other processes create and delete some, on which `rglob` may fail."""
-    return [Path(path) for path in glob(str(place / "**" / pattern), recursive=True)]
+    return [Path(folder, name) for folder, _, names in os.walk(place) for name in names if fnmatch(name, pattern)]
 
 
 def rows(place: Path) -> list[Path]:
