@@ -1,8 +1,9 @@
 """Deletions of rows in all partitions: find the parts with matching rows, rewrite them without these, commit once.
 
 The search only opens parts that can match. Paths and the statistics in the log exclude parts, and Parquet statistics
-exclude row groups. Of the rest only the predicate's columns are read. A part without a matching row is not touched. A part with only matching rows
-is tombstoned without a rewrite. A part that another commit replaced meanwhile keeps its rows until a second pass.
+exclude row groups. Of the rest only the predicate's columns are read. A part without a matching row is not touched. A
+part with only matching rows is tombstoned without a rewrite. A part that another commit replaced meanwhile keeps its
+rows until a second pass.
 """
 
 from __future__ import annotations

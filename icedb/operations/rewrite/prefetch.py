@@ -76,7 +76,8 @@ def small_parts_here(
         ThreadPoolExecutor(concurrent_fetches(memory_bytes)) as pool,
         fetch_parts(handle, small, folder, pool).here() as copies,
     ):
-        yield (*copies, *(p for p in parts if p.bytes > _SEARCHED_BYTES_MAX))
+        by_key = {p.key: p for p in copies}
+        yield tuple(by_key.get(p.key, p) for p in parts)
 
 
 def _is_to_fetch(handle: Handle, part: Part) -> bool:

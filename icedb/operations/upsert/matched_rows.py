@@ -25,7 +25,8 @@ from icedb.writer.staging import stage_rows
 
 __all__ = ["IS_SAME", "MATCHES", "ChangePlan", "MatchedRows"]
 
-#: The temporary table of the rows that were found: `key` and `row` of RowSearch, IS_SAME, and the plan's columns.
+#: The temporary table of the rows that were found: `part` and `row` of RowSearch, IS_SAME, and the plan's columns. Here
+#: `part` is the place in all parts that were searched.
 MATCHES = "matches"
 #: Whether a row that was found stays as it is.
 IS_SAME = "is_same"
@@ -57,44 +58,48 @@ class MatchedRows:
     #: The memory for sorting the new rows.
     memory_bytes: int
     _plan: ChangePlan = field(init=False)
+    #: The keys of the parts that were searched.
+    _keys: list[str] = field(default_factory=list)
 
     def restart(self, schema: Mapping[str, str]) -> None:
         """See ChangedRows."""
         self._plan = self.plan(schema)
         self.con.execute(f"DROP TABLE IF EXISTS {MATCHES}")
+        self._keys.clear()
 
     def search(self, parts: Sequence[Part]) -> Searched:
         """See ChangedRows."""
         parts = self._plan.possible(parts)
         batches = [tuple(parts[n : n + _PARTS_PER_SEARCH]) for n in range(0, len(parts), _PARTS_PER_SEARCH)]
+        batches = batches or [()]  # without parts, the result has only the columns
         added = 0
-        for result in self.engine.run(self.handle, self._plan.search, batches or [()]):  # without parts, only columns
+        for batch, result in zip(batches, self.engine.run(self.handle, self._plan.search, batches), strict=True):
             with pa.ipc.open_stream(result) as stream:
                 self.con.register("result", stream.read_all())
             self.con.execute(f"CREATE TEMP TABLE IF NOT EXISTS {MATCHES} AS FROM result LIMIT 0")
-            [(rows,)] = self.con.execute(f"INSERT INTO {MATCHES} FROM result").fetchall()
+            rows = f"SELECT * REPLACE (CAST(part + {len(self._keys)} AS INTEGER) AS part) FROM result"
+            added += int(self.con.execute(f"INSERT INTO {MATCHES} {rows}").fetchall()[0][0])
             self.con.unregister("result")
-            added += int(rows)
+            self._keys += [p.key for p in batch]
         return Searched(len(parts), added)
 
     def forget(self, keys: Collection[str]) -> int:
         """See ChangedRows."""
-        self.con.register("gone", pa.table([pa.array(keys, pa.string())], ["key"]))
-        [(rows,)] = self.con.execute(f"DELETE FROM {MATCHES} WHERE key IN (FROM gone)").fetchall()
+        gone = pa.array([n for n, key in enumerate(self._keys) if key in keys], pa.int32())
+        self.con.register("gone", pa.table([gone], ["part"]))
+        [(rows,)] = self.con.execute(f"DELETE FROM {MATCHES} WHERE part IN (FROM gone)").fetchall()
         self.con.unregister("gone")
         return int(rows)
 
     def changing(self) -> Mapping[str, bytes]:
         """See ChangedRows."""
-        places = self.con.execute(
-            f"SELECT key, row FROM {MATCHES} WHERE NOT {IS_SAME} ORDER BY key, row"
-        ).to_arrow_table()
+        rows = self.con.execute(f"SELECT part, row FROM {MATCHES} WHERE NOT {IS_SAME} ORDER BY part, row")
+        places = rows.to_arrow_table()
         if not places.num_rows:
             return {}
-        keys = pc.run_end_encode(places["key"].combine_chunks())
-        numbers = places["row"].to_numpy()
-        pieces = np.split(numbers, keys.run_ends.to_numpy()[:-1])
-        return {key: piece.tobytes() for key, piece in zip(keys.values.to_pylist(), pieces, strict=True)}
+        parts = pc.run_end_encode(places["part"].combine_chunks())
+        pieces = np.split(places["row"].to_numpy(), parts.run_ends.to_numpy()[:-1])
+        return {self._keys[n]: piece.tobytes() for n, piece in zip(parts.values.to_pylist(), pieces, strict=True)}
 
     def write(self, *, dry_run: bool) -> WrittenParts:
         """See ChangedRows."""

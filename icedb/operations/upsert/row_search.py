@@ -20,16 +20,16 @@ from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["RowSearch"]
 
-_FILES = pa.schema([("file", pa.string()), ("key", pa.string())])
+_FILES = pa.schema([("file", pa.string()), ("part", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
 class RowSearch(DistributedTask[tuple[Part, ...], bytes]):
     """Finds the rows of parts for which a condition holds.
 
-    A result is an Arrow stream with the columns `key` (of the part), `row` (its number in the part) and those of
-    `selected`: name -> SQL over the stored row `t` and the row `i` of the batch. `condition` follows `FROM ... AS t`:
-    it may join the batch, which is called `incoming`. `types` are those of the partition columns.
+    A result is an Arrow stream with the columns `part` (its place in the item), `row` (its number in the part) and
+    those of `selected`: name -> SQL over the stored row `t` and the row `i` of the batch. `condition` follows `FROM
+    ... AS t`: it may join the batch, which is called `incoming`. `types` are those of the partition columns.
     """
 
     schema: Mapping[str, str]
@@ -69,12 +69,12 @@ class RowSearch(DistributedTask[tuple[Part, ...], bytes]):
         return results
 
     def _search(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> bytes:
-        files = pa.table([handle.part_paths.readable(parts), [p.key for p in parts]], schema=_FILES)
+        files = pa.table([handle.part_paths.readable(parts), range(len(parts))], schema=_FILES)
         con.register("files", files)
         rows = relation(handle, parts, self.schema, self.types, with_row=True)
         selected = "".join(f", {sql} AS {name}" for name, sql in self.selected.items())
         reader = con.execute(
-            f"SELECT files.key, matching.* EXCLUDE (file) FROM ("
+            f"SELECT files.part, matching.* EXCLUDE (file) FROM ("
             f"SELECT {FILE_COLUMN} AS file, {ROW_COLUMN} AS row{selected} FROM ({rows}) AS t {self.condition}"
             f") AS matching JOIN files USING (file)"
         ).to_arrow_reader(ROWS_PER_BATCH)
