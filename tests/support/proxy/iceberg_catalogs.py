@@ -5,15 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 import polars as pl
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import Table as PyIcebergTable
 
 from icedb.sql.connections import load_httpfs, quote_text
@@ -129,31 +130,42 @@ def io_options(table: PyIcebergTable) -> dict[str, str]:
     return {name: value for name, value in table.io.properties.items() if name.startswith(("s3.", "client."))}
 
 
-def _by_pyiceberg(access: Access, table: str, snapshot_id: int | None) -> pa.Table:
+def _by_pyiceberg(access: Access, table: str, snapshot_id: int | None, where: str | None = None) -> pa.Table:
     loaded = pyiceberg_catalog(access).load_table(f"{NAMESPACE}.{table}")
-    return loaded.scan(snapshot_id=snapshot_id).to_arrow()
+    return loaded.scan(row_filter=where or AlwaysTrue(), snapshot_id=snapshot_id).to_arrow()
 
 
-def _by_duckdb(access: Access, table: str, snapshot_id: int | None) -> pa.Table:
+def _by_duckdb(access: Access, table: str, snapshot_id: int | None, where: str | None = None) -> pa.Table:
     at = "" if snapshot_id is None else f" AT (VERSION => {snapshot_id})"
     with duckdb_catalog(access) as con:
-        return con.execute(f'SELECT * FROM lake.{NAMESPACE}."{table}"{at}').to_arrow_table()
+        return con.execute(f'SELECT * FROM lake.{NAMESPACE}."{table}"{at} {_clause(where)}').to_arrow_table()
 
 
-def _by_polars(access: Access, table: str, snapshot_id: int | None) -> pa.Table:
+def _by_polars(access: Access, table: str, snapshot_id: int | None, where: str | None = None) -> pa.Table:
     loaded = pyiceberg_catalog(access).load_table(f"{NAMESPACE}.{table}")
-    return pl.scan_iceberg(loaded, snapshot_id=snapshot_id, storage_options=io_options(loaded)).collect().to_arrow()
+    rows = pl.scan_iceberg(loaded, snapshot_id=snapshot_id, storage_options=io_options(loaded))
+    return rows.sql(f"SELECT * FROM self {_clause(where)}").collect().to_arrow()
 
 
-def _by_clickhouse(access: Access, table: str, snapshot_id: int | None) -> pa.Table:
+def _by_clickhouse(access: Access, table: str, snapshot_id: int | None, where: str | None = None) -> pa.Table:
     session, name = chdb_session(access)
     settings = "" if snapshot_id is None else f"SETTINGS iceberg_snapshot_id = {snapshot_id}"
-    body = session.query(f"SELECT * FROM {name}.`{NAMESPACE}.{table}` {settings}", "Arrow").bytes()
+    query = f"SELECT * FROM {name}.`{NAMESPACE}.{table}` {_clause(where)} {settings}"
+    body = session.query(query, "Arrow").bytes()
     return pa.ipc.open_file(pa.py_buffer(body)).read_all() if body else pa.table({})
 
 
-#: A reader gets access, the name of a table and the id of a snapshot, and returns the rows.
-READERS: dict[str, Callable[[Access, str, int | None], pa.Table]] = {
+def _clause(where: str | None) -> str:
+    return "" if where is None else f"WHERE {where}"
+
+
+class CatalogReader(Protocol):
+    """Returns the rows of a table: of a snapshot with this id, for which a predicate is true."""
+
+    def __call__(self, access: Access, table: str, snapshot_id: int | None, where: str | None = None) -> pa.Table: ...
+
+
+READERS: dict[str, CatalogReader] = {
     "pyiceberg": _by_pyiceberg,
     "duckdb": _by_duckdb,
     "polars": _by_polars,

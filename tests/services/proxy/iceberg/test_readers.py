@@ -230,12 +230,10 @@ def test_a_bucket_without_time_travel_has_one_snapshot(lake: Lake) -> None:
     assert load(lake.acme, f"latest--{lake.before_ms}").error == (403, "ForbiddenException")
 
 
-def test_filters_prune_files_by_partitions_and_bounds(lake: Lake) -> None:
+def test_filters_prune_files_by_partition_values_that_paths_encode(lake: Lake) -> None:
     table = pyiceberg_catalog(lake.acme).load_table(f"{NAMESPACE}.path-only")
     assert len(list(table.scan().plan_files())) == 6
     assert len(list(table.scan(row_filter="city = 'a%20b'").plan_files())) == 1
-    table = pyiceberg_catalog(lake.acme).load_table(f"{NAMESPACE}.merged")
-    assert len(list(table.scan(row_filter="n = 100").plan_files())) == 1
 
 
 def test_an_unchanged_table_is_answered_with_304(lake: Lake) -> None:
