@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, overload
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +22,18 @@ import pyarrow.compute as pc
 
 from icedb.format.records import Marker, PackedMarkers, Stats
 
-__all__ = ["BATCH_MARKERS", "Block", "MarkerColumns", "exact_sum", "packed_name", "row_numbers"]
+__all__ = [
+    "BATCH_MARKERS",
+    "Block",
+    "MarkerColumns",
+    "exact_sum",
+    "joined_keys",
+    "key_checksums",
+    "packed_name",
+    "row_numbers",
+    "text_column",
+    "uniform_names",
+]
 
 # The bytes of a packed part id or digest.
 _ID_BYTES = 16
@@ -46,14 +58,14 @@ class Block:
     milliseconds. Creation times are stored as offsets from the first of them.
     """
 
-    __slots__ = ("_after_ms", "_first_ms", "_folder_at", "_ids", "bytes", "digests", "folder_texts", "folders", "moved",
-                 "names", "rows", "stats", "tombstoned_ms")  # fmt: skip
+    __slots__ = ("_after_ms", "_checksums", "_first_ms", "_folder_at", "_ids", "bytes", "digests", "folder_texts",
+                 "folders", "moved", "names", "rows", "stats", "tombstoned_ms")  # fmt: skip
 
     def __init__(self, pieces: Sequence[Sequence[pa.Array]]) -> None:
         """`pieces`: results of `_columns`."""
         folders, names, digests, *others = zip(*pieces, strict=True)
         self.folders: pa.DictionaryArray = pa.concat_arrays(folders)  # unifies their dictionaries
-        self.names = _joined_names(names)
+        self.names = pa.concat_arrays(uniform_names(names))
         self.digests = _joined_digests(digests)
         size, created_ms, self.tombstoned_ms, rows, self.stats, self.moved = map(_joined, others)
         self.bytes, self.rows = _narrowed(size), _narrowed(rows)
@@ -62,6 +74,7 @@ class Block:
         self.folder_texts: list[str] = self.folders.dictionary.to_pylist()
         self._folder_at = memoryview(self.folders.indices.buffers()[1]).cast("i")
         self._ids = memoryview(self.names.buffers()[1]) if self.names.type == _PACKED else None
+        self._checksums: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -125,10 +138,14 @@ class Block:
 
     def keys(self) -> pa.Array:
         """Return all keys as an Arrow array."""
-        folders, names = self.folders.cast(pa.large_string()), _named(self.names)
-        return pc.binary_join_element_wise(
-            folders, names.cast(pa.large_string()), _texts([""]).cast(pa.large_string())[0]
-        )
+        return joined_keys(self.folders.cast(pa.string()), self.names)
+
+    @property
+    def key_checksums(self) -> pa.Array:
+        """The CRC-32 of each key. Computed once: the state after an append has most blocks of the state before."""
+        if self._checksums is None:
+            self._checksums = key_checksums(self.keys())
+        return self._checksums
 
     def sample_keys(self) -> Iterator[str]:
         """See PackedMarkers."""
@@ -142,8 +159,8 @@ class Block:
     def nbytes(self) -> int:
         """The memory of the columns."""
         columns = (self.folders, self.names, self.bytes, self._after_ms, self.tombstoned_ms, self.rows, self.stats,
-                   self.digests, self.moved)  # fmt: skip
-        return sum(int(c.get_total_buffer_size()) for c in columns)
+                   self.digests, self.moved, self._checksums)  # fmt: skip
+        return sum(int(c.get_total_buffer_size()) for c in columns if c is not None)
 
 
 class MarkerColumns(PackedMarkers):
@@ -259,6 +276,31 @@ def row_numbers(numbers: Iterable[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.uint32(), len(rows), [None, pa.py_buffer(rows)])
 
 
+def joined_keys(folders: pa.Array, names: pa.Array) -> pa.Array:
+    """Return keys as large strings, from the folder and the name of each. The array of names must have no offset."""
+    pieces = [folders.cast(pa.large_string())]
+    if names.type == _PACKED:
+        packed = memoryview(names.buffers()[1] or b"")[: _ID_BYTES * len(names)]
+        digits = pa.py_buffer(packed.hex().encode())
+        pieces += [
+            pa.Array.from_buffers(pa.binary(_HEX), len(names), [None, digits]).cast(pa.large_string()),
+            _large_text(_SUFFIX),
+        ]
+    else:
+        pieces.append(names.cast(pa.large_string()))
+    return pc.binary_join_element_wise(*pieces, _large_text(""))
+
+
+def key_checksums(keys: pa.Array) -> pa.Array:
+    """Return the CRC-32 of each key. `keys` are large strings."""
+    return row_numbers(map(crc32, keys.cast(pa.large_binary()).to_pylist()))
+
+
+def uniform_names(columns: Sequence[pa.Array]) -> Sequence[pa.Array]:
+    """Return columns of names with one type: packed names become texts unless all are packed."""
+    return columns if all(c.type == _PACKED for c in columns) else list(map(_named, columns))
+
+
 def exact_sum(numbers: pa.Array | pa.ChunkedArray) -> int:
     """Sum counts. Arrow's own sum of 64-bit numbers overflows silently."""
     greatest = pc.max(numbers).as_py() or 0
@@ -290,7 +332,7 @@ def _from_hex(text: str, *, lines: bool = False) -> bytes | None:
 def _columns(markers: Sequence[Marker]) -> list[pa.Array]:
     """Build the columns of a block. Names and digests may still be texts where the block packs them."""
     return [
-        *_split(_texts([m.key for m in markers])),
+        *_split(text_column([m.key for m in markers])),
         _digests([m.digest for m in markers]),
         _numbers([m.bytes for m in markers]),
         _numbers([m.created_ms for m in markers]),
@@ -346,12 +388,17 @@ def _narrowed(numbers: pa.Array) -> pa.Array:
     return numbers.cast(next((t for t, limit in _NARROW if 0 <= least <= greatest < limit), pa.int64()))
 
 
-def _texts(values: Sequence[str | None]) -> pa.Array:
+def text_column(values: Sequence[str | None]) -> pa.Array:
+    """Return texts as an Arrow array."""
     with suppress(TypeError):  # some values are None
         lines = _lines("\n".join(values).encode(), len(values))  # type: ignore[arg-type]
         if lines is not None:
             return lines.view(pa.string())
     return _binaries([None if v is None else v.encode() for v in values], pa.string())
+
+
+def _large_text(text: str) -> pa.LargeStringScalar:
+    return text_column([text]).cast(pa.large_string())[0]
 
 
 def _binaries(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
@@ -373,25 +420,21 @@ def _ends(values: Sequence[Any]) -> pa.Buffer:
 def _digests(values: Sequence[str | None]) -> pa.Array:
     """Build the column of digests, packed if all of them are ids."""
     if None in values:
-        return _texts(values)
+        return text_column(values)
     packed = _from_hex("\n".join(values), lines=True)  # type: ignore[arg-type]
     count = len(values)
-    return _texts(values) if packed is None or len(packed) != _ID_BYTES * count else _of_ids(packed, count)
-
-
-def _joined_names(columns: Sequence[pa.Array]) -> pa.Array:
-    return pa.concat_arrays(columns if all(c.type == _PACKED for c in columns) else list(map(_named, columns)))
+    return text_column(values) if packed is None or len(packed) != _ID_BYTES * count else _of_ids(packed, count)
 
 
 def _named(names: pa.Array) -> pa.Array:
     """Return names as texts."""
-    return _texts([n.hex() + _SUFFIX for n in names.to_pylist()]) if names.type == _PACKED else names
+    return text_column([n.hex() + _SUFFIX for n in names.to_pylist()]) if names.type == _PACKED else names
 
 
 def _joined_digests(columns: Sequence[pa.Array]) -> pa.Array:
     if all(c.type == _PACKED for c in columns):
         return pa.concat_arrays(columns)
-    as_texts = [_texts([d.hex() for d in c.to_pylist()]) if c.type == _PACKED else c for c in columns]
+    as_texts = [text_column([d.hex() for d in c.to_pylist()]) if c.type == _PACKED else c for c in columns]
     texts = _joined(as_texts)
     packed = _hexadecimal(texts)
     return texts if packed is None else packed
@@ -422,8 +465,8 @@ def _split(keys: pa.Array) -> tuple[pa.DictionaryArray, pa.Array]:
         if packed is not None and all(t.endswith("/") for t in folders.dictionary.to_pylist()):
             return folders, packed
     pieces = [key.rpartition("/") for key in keys.to_pylist()]
-    folders = _texts([folder + slash for folder, slash, _ in pieces]).dictionary_encode()
-    return folders, _texts([name for _, _, name in pieces])
+    folders = text_column([folder + slash for folder, slash, _ in pieces]).dictionary_encode()
+    return folders, text_column([name for _, _, name in pieces])
 
 
 def _hexadecimal(texts: pa.Array) -> pa.Array | None:
@@ -432,7 +475,7 @@ def _hexadecimal(texts: pa.Array) -> pa.Array | None:
         return None
     count, present = len(texts), pc.is_valid(texts) if texts.null_count else None
     if present is not None:
-        texts = pc.fill_null(texts, _texts(["0" * _HEX])[0])
+        texts = pc.fill_null(texts, text_column(["0" * _HEX])[0])
     lengths = pc.min_max(pc.binary_length(texts))
     if not lengths["min"].as_py() == lengths["max"].as_py() == _HEX:
         return None

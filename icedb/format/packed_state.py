@@ -19,7 +19,17 @@ from typing import Any, overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icedb.format.packed_markers import BATCH_MARKERS, Block, MarkerColumns, exact_sum, packed_name, row_numbers
+from icedb.format.packed_markers import (
+    BATCH_MARKERS,
+    Block,
+    MarkerColumns,
+    exact_sum,
+    joined_keys,
+    packed_name,
+    row_numbers,
+    text_column,
+    uniform_names,
+)
 from icedb.format.records import LogReferences, Marker, PackedMarkers, StoredLogFile, merge_markers, tombstoned
 
 __all__ = ["MarkerView", "PartColumns", "PackedReferences"]
@@ -307,9 +317,26 @@ class MarkerView(PackedMarkers):
         """The keys of the parts."""
         return _MarkerKeys(self._parts, self.rows)
 
+    def key_texts(self) -> pa.Array:
+        """Return the keys as large strings, which is faster than `keys` for many of them."""
+        texts, numbers = self.folder_numbers()
+        names = pa.chunked_array(uniform_names([b.names for b in self._parts._blocks]))
+        return joined_keys(texts.take(numbers), names.take(self._order).combine_chunks())
+
+    def key_checksums(self) -> pa.Array:
+        """Return the CRC-32 of each key."""
+        checksums = pa.chunked_array([b.key_checksums for b in self._parts._blocks], pa.uint32())
+        return checksums.take(self._order).combine_chunks()
+
     def chosen(self, places: Iterable[int]) -> MarkerView:
         """Return the markers at these positions, which must ascend."""
         return MarkerView(self._parts, self._order.take(row_numbers(places)))
+
+    def filter(self, mask: pa.Array | pa.ChunkedArray) -> MarkerView:
+        """Return the markers for which a mask is true."""
+        if isinstance(mask, pa.ChunkedArray):
+            mask = mask.combine_chunks()
+        return MarkerView(self._parts, self._order.filter(mask))
 
     def column(self, name: str, type_: pa.DataType) -> pa.ChunkedArray:
         """Return the values of a column of `Block`, which must not be `folders` or a text."""
@@ -318,12 +345,18 @@ class MarkerView(PackedMarkers):
     @cached_property
     def folders(self) -> tuple[Mapping[int, str], Sequence[int]]:
         """Number of a folder -> its text, which ends in a slash; and the number of each marker's folder."""
-        blocks = self._parts._blocks
-        numbers = {t: n for n, t in enumerate(sorted({t for b in blocks for t in b.folder_texts}))}
-        places = [row_numbers(numbers[t] for t in b.folder_texts).take(b.folders.indices) for b in blocks]
-        of_these = pa.chunked_array(places, pa.uint32()).take(self._order).combine_chunks()
+        texts, of_these = self.folder_numbers()
         used = set(of_these.unique().to_pylist())
-        return {n: t for t, n in numbers.items() if n in used}, memoryview(of_these.buffers()[1] or b"").cast("I")
+        texts_used = {n: t for n, t in enumerate(texts.to_pylist()) if n in used}
+        return texts_used, memoryview(of_these.buffers()[1] or b"").cast("I")
+
+    def folder_numbers(self) -> tuple[pa.Array, pa.Array]:
+        """Return the texts of all folders of the table, and the number of each marker's folder as `uint32`."""
+        blocks = self._parts._blocks
+        texts = sorted({t for b in blocks for t in b.folder_texts})
+        numbers = {t: n for n, t in enumerate(texts)}
+        places = [row_numbers(numbers[t] for t in b.folder_texts).take(b.folders.indices) for b in blocks]
+        return text_column(texts), pa.chunked_array(places, pa.uint32()).take(self._order).combine_chunks()
 
     def values_of(self, name: str) -> Iterator[Any]:
         """Yield the values of a column of numbers or flags, converted in batches."""
@@ -338,8 +371,7 @@ class MarkerView(PackedMarkers):
 
     def smaller(self, bytes_max: int) -> MarkerView:
         """Return the markers of parts with fewer bytes."""
-        small = pc.less(self.column("bytes", pa.int64()), _number(bytes_max)).combine_chunks()
-        return MarkerView(self._parts, self._order.filter(small))
+        return self.filter(pc.less(self.column("bytes", pa.int64()), _number(bytes_max)))
 
     @property
     def total_bytes(self) -> int:
@@ -373,8 +405,7 @@ class MarkerView(PackedMarkers):
 
     def tombstoned(self) -> Sequence[Marker]:
         """See PackedMarkers."""
-        dead = pc.is_valid(self.column("tombstoned_ms", pa.int64())).combine_chunks()
-        return MarkerView(self._parts, self._order.filter(dead))
+        return self.filter(pc.is_valid(self.column("tombstoned_ms", pa.int64())))
 
 
 class _MarkerKeys(Sequence[str]):

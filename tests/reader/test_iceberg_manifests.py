@@ -83,7 +83,7 @@ def random_parts(count: int, draw: random.Random) -> tuple[list[Part], list[dict
         created_ms = 1_700_000_000_000 + draw.randrange(50)
         parts.append(Part(key, f"/lake/{key}", "", draw.randrange(10**9), rows, created_ms, stats=stats))
         values.append({name: draw.choice(list(texts)) for name, (_, texts) in PARTITIONS.items()})
-    return parts, values
+    return sorted(parts, key=lambda part: part.key), values
 
 
 def reference(layout: IcebergLayout, part: Part, values: Mapping[str, str | None], rows: int) -> dict[str, Any]:

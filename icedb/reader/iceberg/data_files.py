@@ -46,7 +46,7 @@ class DataFiles:
                 [p.tombstoned_ms is not None for p in parts],
             )
         markers = parts.markers
-        keys = list(markers.keys)
+        keys: list[str] = markers.key_texts().to_pylist()
         counts = zip(keys, markers.values_of("rows"), strict=True)
         stats = markers.column("stats", pa.binary()).to_pylist()
         return cls(

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from icedb.errors import InvalidPartitionValue
+from icedb.format.packed_markers import key_checksums
 from icedb.reader.iceberg.avro import NULL, avro_boolean, avro_bytes, avro_file, avro_long, avro_optional, avro_text
 from icedb.reader.iceberg.data_files import DataFiles
 from icedb.reader.iceberg.layout import IcebergLayout, PartitionField
@@ -24,7 +28,15 @@ from icedb.reader.iceberg.manifest_schemas import LIST_SCHEMA, manifest_schema
 from icedb.reader.iceberg.single_values import binary_value, parse_values
 from icedb.reader.path_values import PathValues
 
-__all__ = ["Manifest", "build_manifests", "divided", "ends_manifest", "manifest_list", "snapshot_id", "snapshot_ms"]
+__all__ = [
+    "Manifest",
+    "build_manifests",
+    "divided",
+    "ends_manifest",
+    "manifest_list",
+    "snapshot_id",
+    "snapshot_ms",
+]
 
 # The mean number of parts in a manifest.
 _PARTS = 4096
@@ -66,9 +78,10 @@ def snapshot_ms(id_: int) -> int:
     return id_ >> ID_BITS
 
 
-def ends_manifest(key: str) -> bool:
-    """Return whether the part with this key is the last of its manifest, in the order of times and keys."""
-    return crc32(key.encode()) % _PARTS == 0
+def ends_manifest(checksums: pa.Array) -> pa.Array:
+    """Return for each part, given by the CRC-32 of its key, whether it is the last of its manifest."""
+    parts = pa.scalar(_PARTS, pa.uint32())
+    return pc.equal(pc.multiply(pc.divide(checksums, parts), parts), checksums)
 
 
 def build_manifests(
@@ -78,7 +91,9 @@ def build_manifests(
     *,
     table: str,
 ) -> list[Manifest]:
-    """Return the manifests of these parts. `values` has the values of the partition columns of each part.
+    """Return the manifests of these parts, which are in key order.
+
+    `values` has the values of the partition columns of each part.
 
     Raises InvalidPartitionValue if a path has a value that is not of the column's type.
     """
@@ -100,7 +115,9 @@ def build_manifests(
         "content": b"data",
     }
     manifests = []
-    for places in divided(files.keys, files.created_ms):
+    checksums = key_checksums(pa.array(files.keys, pa.large_string()))
+    for of_manifest in divided(checksums, pa.array(files.created_ms, pa.int64())):
+        places: list[int] = of_manifest.to_pylist()
         of_fields = zip(*(partitions[id_] for id_ in {id(values[place]) for place in places}), strict=True)
         manifests.append(
             Manifest(
@@ -129,18 +146,13 @@ def _parsed(field: PartitionField, texts: Collection[str | None], table: str) ->
     return parsed
 
 
-def divided(keys: Sequence[str], created_ms: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the places of the parts of each manifest, in the order of times and keys."""
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    order.sort(key=created_ms.__getitem__)
-    places: list[int] = []
-    for place in order:
-        places.append(place)
-        if ends_manifest(keys[place]):
-            yield places
-            places = []
-    if places:
-        yield places
+def divided(checksums: pa.Array, created_ms: pa.Array) -> Iterator[pa.Array]:
+    """Yield the places of the parts of each manifest, in the order of times and keys. The parts are in key order."""
+    order = pc.array_sort_indices(created_ms)  # stable, so parts of one time stay in key order
+    last = pc.indices_nonzero(ends_manifest(checksums).take(order)).to_pylist()
+    for start, stop in pairwise([0, *(place + 1 for place in last), len(order)]):
+        if start < stop:
+            yield order.slice(start, stop - start)
 
 
 def _summary(type_: str, values: set[Any]) -> PartitionSummary:

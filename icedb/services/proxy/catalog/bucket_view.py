@@ -56,8 +56,11 @@ class BucketView:
     @classmethod
     def of(cls, markers: Sequence[Marker], *, data_prefix: str, as_of_ms: int) -> BucketView:
         """Return a view of markers that are in key order."""
-        keys = markers.keys if isinstance(markers, MarkerView) else [m.key for m in markers]
-        digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
+        if isinstance(markers, MarkerView):
+            keys, texts = markers.keys, markers.key_texts().to_pylist()
+        else:
+            keys = texts = [m.key for m in markers]
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         return cls(as_of_ms, digest[:16], data_prefix, keys, markers)
 
     def within(self, scope: Scope) -> BucketView:

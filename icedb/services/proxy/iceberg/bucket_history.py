@@ -56,6 +56,8 @@ class BucketHistory:
     state: TableState
     layouts: BucketLayouts
     visible: VisibleHistory
+    #: The live parts that the bucket shows.
+    live: VisibleParts
     pins: Sequence[Pin]
     #: States of later times are not listed: a clock far ahead wrote them.
     now_ms: int
@@ -85,12 +87,8 @@ class BucketHistory:
         all_parts = VisibleParts.of(known_markers(state), scope, handle.keys.data_prefix)
         columns = seen.find(handle, state, all_parts) if scope.partitions else None
         layouts = BucketLayouts(handle, state, bucket, columns, [handle.part(m) for m in all_parts.markers[:1]])
-        return cls(bucket, handle, state, layouts, VisibleHistory.of(all_parts), pins, now_ms, snapshots, hold_ms)
-
-    @cached_property
-    def live(self) -> VisibleParts:
-        """The live parts that the bucket shows."""
-        return self._shown(self.state.live)
+        history, live = VisibleHistory.of(all_parts), all_parts.live()
+        return cls(bucket, handle, state, layouts, history, live, pins, now_ms, snapshots, hold_ms)
 
     def _shown(self, markers: Sequence[Marker]) -> VisibleParts:
         return VisibleParts.of(markers, self.bucket.scope, self.handle.keys.data_prefix)
@@ -248,7 +246,7 @@ class BucketHistory:
                 for layout in layouts:
                     if (layout.digest, group) not in tried:
                         tried.add((layout.digest, group))
-                        parts = VisibleParts(all_parts.chosen(group))
+                        parts = all_parts.chosen(group)
                         yield BucketSnapshot(self.handle, self.address(None), at_ms, False, parts, layout)
 
     def _snapshots_at(self, fixed: FixedState | None, at_ms: int) -> Iterator[BucketSnapshot]:

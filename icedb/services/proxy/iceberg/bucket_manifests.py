@@ -14,6 +14,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from icedb.errors import InvalidPartitionValue
 from icedb.format.keys import decode_partition, partition_of
@@ -49,13 +51,15 @@ class BucketSnapshot:
         """The name of the manifest list."""
         return ListName(StateSums(self.parts.snapshot_key).snapshot_id(self.at_ms), self.layout.digest)
 
-    def groups(self) -> Iterator[tuple[ManifestName, Sequence[int]]]:
+    def groups(self) -> Iterator[tuple[ManifestName, pa.Array]]:
         """Yield the places of the parts of each manifest, with its name."""
-        keys, created_ms = self.parts.keys, self.parts.created_ms
-        for group in divided(keys, created_ms):
+        keys, created_ms = self.parts.key_texts(), self.parts.column("created_ms")
+        for group in divided(self.parts.column("checksum"), created_ms):
+            times = created_ms.take(group)
             digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())
-            digest.update("".join([f"{created_ms[p]} {keys[p]}\n" for p in group]).encode())
-            yield ManifestName(created_ms[group[-1]], digest.hexdigest()[:32]), group
+            digest.update(memoryview(times.buffers()[1])[: 8 * len(group)])
+            digest.update(_lines(keys.take(group)))
+            yield ManifestName(times[-1].as_py(), digest.hexdigest()[:32]), group
 
     def partition_error(self) -> InvalidPartitionValue:
         """Return an error that a client may see, if the partition values of a part cannot be encoded."""
@@ -85,6 +89,12 @@ class BucketSnapshot:
         )
 
 
+def _lines(texts: pa.Array) -> pa.Buffer:
+    """Return large strings with a line end between them."""
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts)
+    return pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+
+
 class KnownGroups:
     """The parts of manifests whose newest part has a time, in states at `since_ms` or later.
 
@@ -93,13 +103,13 @@ class KnownGroups:
 
     def __init__(self, parts: VisibleParts, newest_ms: int, *, since_ms: int) -> None:
         """Order the parts. `parts` are all parts, live or not; both times are in unix milliseconds."""
-        self._keys = parts.keys
         self._newest_ms = newest_ms
+        self._ends: list[bool] = ends_manifest(parts.column("checksum")).to_pylist()
         self._created_ms = created_ms = parts.created_ms
-        self._gone_ms = gone_ms = parts.column("tombstoned_ms")
+        self._gone_ms: list[int | None] = parts.column("tombstoned_ms").to_pylist()
         places = [
             place
-            for place, (born, gone) in enumerate(zip(created_ms, gone_ms, strict=True))
+            for place, (born, gone) in enumerate(zip(created_ms, self._gone_ms, strict=True))
             if born <= newest_ms and (gone is None or gone > since_ms)
         ]
         self._newest_first = sorted(places, key=created_ms.__getitem__)[::-1]
@@ -114,7 +124,7 @@ class KnownGroups:
             gone = self._gone_ms[place]
             if gone is not None and gone <= at_ms:
                 continue
-            if group and ends_manifest(self._keys[place]):
+            if group and self._ends[place]:
                 yield tuple(group[::-1])
                 group = []
             if not group and self._created_ms[place] < self._newest_ms:
@@ -164,13 +174,14 @@ class ManifestCache:
         return manifest
 
 
-def _encoded(snapshot: BucketSnapshot, groups: Sequence[Sequence[int]]) -> list[Manifest]:
+def _encoded(snapshot: BucketSnapshot, groups: Sequence[pa.Array]) -> list[Manifest]:
     """Return the manifests of these groups. Together, they are divided as they are in the whole snapshot."""
     if not groups:
         return []
     handle, layout = snapshot.handle, snapshot.layout
     # With the addresses at which this process reads the store, in case that a footer is needed.
-    parts = live_parts(handle, snapshot.parts.chosen([place for group in groups for place in group]))
+    places = [place for group in groups for place in group.to_pylist()]
+    parts = live_parts(handle, snapshot.parts.chosen(places).markers)
     return build_manifests(
         layout.layout,
         snapshot.served(DataFiles.of(parts, part_rows(handle, uncounted(parts)))),

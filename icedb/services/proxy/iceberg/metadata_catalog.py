@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from icedb.errors import InvalidOption, InvalidPartitionValue, UnsupportedType
 from icedb.services.proxy.catalog.table_catalog import BucketState, TableCatalog
 from icedb.services.proxy.config.settings import IcebergSettings
-from icedb.services.proxy.config.tenants import VirtualBucket
+from icedb.services.proxy.config.tenants import Scope, VirtualBucket
 from icedb.services.proxy.iceberg.bucket_history import BucketHistory, FixedState
 from icedb.services.proxy.iceberg.bucket_manifests import ManifestCache
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
@@ -172,4 +172,6 @@ class MetadataCatalog:
 
 
 def _fixed(read: BucketState) -> FixedState | None:
-    return None if read.view is None else FixedState(read.view.as_of_ms, VisibleParts(read.view.markers))
+    return (
+        None if read.view is None else FixedState(read.view.as_of_ms, VisibleParts.of(read.view.markers, Scope(), ""))
+    )

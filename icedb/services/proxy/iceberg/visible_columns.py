@@ -83,7 +83,7 @@ class SeenColumns:
         for files, columns in _columns_by_files(effective, searched).items():
             places = visible
             if len(files) < len(effective):
-                named = set(VisibleParts(state.named_by(files)).keys)
+                named = {m.key for m in state.named_by(files)}
                 places = [p for p in visible if parts.keys[p] in named]
             for column in columns:
                 since = bisect_left(places, in_log[column], key=created.__getitem__)
@@ -96,7 +96,7 @@ class SeenColumns:
         self, handle: Handle, state: TableState, parts: VisibleParts, places: Sequence[int], column: str
     ) -> int | None:
         for some in _chunks(places):
-            self._read(handle, state, parts.chosen([p for p in some if parts.keys[p] not in self.columns]))
+            self._read(handle, state, parts.chosen([p for p in some if parts.keys[p] not in self.columns]).markers)
             first = next((p for p in some if column in self.columns[parts.keys[p]]), None)
             if first is not None:
                 return first
@@ -114,7 +114,7 @@ class SeenColumns:
 
 def _readable_places(parts: VisibleParts, created: Sequence[int], horizon_ms: int) -> list[int]:
     """Return the places of the parts in all states that can be read, oldest first."""
-    tombstoned = parts.column("tombstoned_ms")
+    tombstoned: list[int | None] = parts.column("tombstoned_ms").to_pylist()
     readable = (p for p, at_ms in enumerate(tombstoned) if at_ms is None or at_ms > horizon_ms)
     return sorted(readable, key=created.__getitem__)
 

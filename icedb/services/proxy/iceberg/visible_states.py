@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import compress
 from typing import NamedTuple
-from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from icedb.format.keys import partition_of
+from icedb.format.packed_markers import key_checksums, row_numbers
 from icedb.format.packed_state import MarkerView
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
@@ -29,69 +29,104 @@ from icedb.services.proxy.config.tenants import Scope
 __all__ = ["StateSums", "VisibleHistory", "VisibleParts", "known_markers"]
 
 
+#: The columns of markers that metadata depends on, besides keys.
+_NUMBERS = ("created_ms", "tombstoned_ms", "rows", "bytes")
+
+
 @dataclass(frozen=True)
 class VisibleParts:
-    """Parts that a bucket shows, in key order, with columns of their markers: those of a large table are packed."""
+    """Parts that a bucket shows, in key order."""
 
     markers: Sequence[Marker]
+    #: `checksum` of the key (CRC-32), and the fields of the markers in `_NUMBERS`. Times are unix milliseconds.
+    columns: pa.Table
 
     @classmethod
     def of(cls, markers: Sequence[Marker], scope: Scope, data_prefix: str) -> VisibleParts:
         """Return those of the markers, which are in key order, that a scope shows."""
-        if not scope.partitions:
-            return cls(markers)
-        shown: dict[str, bool] = {}
-        places = []
-        for place, key in enumerate(cls(markers).keys):
-            folder = key.rpartition("/")[0]
-            if folder not in shown:
-                shown[folder] = scope.shows(partition_of(data_prefix, key))
-            if shown[folder]:
-                places.append(place)
-        return cls(cls(markers).chosen(places))
+        if scope.partitions:
+            markers = _filtered(markers, _shown(markers, scope, data_prefix))
+        if isinstance(markers, MarkerView):
+            checksums = markers.key_checksums()
+            numbers = [markers.column(name, pa.int64()).combine_chunks() for name in _NUMBERS]
+        else:
+            checksums = key_checksums(_key_texts(markers))
+            numbers = [pa.array([getattr(m, name) for m in markers], pa.int64()) for name in _NUMBERS]
+        return cls(markers, pa.table([checksums, *numbers], ["checksum", *_NUMBERS]))
 
     def __len__(self) -> int:
         return len(self.markers)
 
-    def chosen(self, places: Sequence[int]) -> Sequence[Marker]:
-        """Return the markers at these places, in key order."""
-        in_order = sorted(places)
-        if isinstance(self.markers, MarkerView):
-            return self.markers.chosen(in_order)
-        return [self.markers[place] for place in in_order]
+    def column(self, name: str) -> pa.Array:
+        """Return a column as one array."""
+        return self.columns[name].combine_chunks()
+
+    def key_texts(self) -> pa.Array:
+        """Return the keys of the parts as large strings."""
+        return _key_texts(self.markers)
 
     @cached_property
     def keys(self) -> Sequence[str]:
         """The keys of the parts."""
-        return list(self.markers.keys) if isinstance(self.markers, MarkerView) else [m.key for m in self.markers]
-
-    @cached_property
-    def digests(self) -> Sequence[int]:
-        """A number for each key."""
-        return [crc32(key.encode()) for key in self.keys]
+        texts: list[str] = self.key_texts().to_pylist()
+        return texts
 
     @cached_property
     def created_ms(self) -> Sequence[int]:
         """The time of each part, in unix milliseconds."""
-        return [at_ms or 0 for at_ms in self.column("created_ms")]
+        times: list[int] = self.columns["created_ms"].to_pylist()
+        return times
 
-    def column(self, name: str) -> Sequence[int | None]:
-        """Return a field of the markers that has numbers."""
+    def live(self) -> VisibleParts:
+        """Return the parts without a tombstone."""
+        alive = self.column("tombstoned_ms").is_null()
+        if pc.all(alive).as_py():
+            return self
+        return VisibleParts(_filtered(self.markers, alive), self.columns.filter(alive))
+
+    def chosen(self, places: Iterable[int]) -> VisibleParts:
+        """Return the parts at these places, in key order."""
+        in_order = sorted(places)
         if isinstance(self.markers, MarkerView):
-            return list(self.markers.values_of(name))
-        return [getattr(m, name) for m in self.markers]
+            markers: Sequence[Marker] = self.markers.chosen(in_order)
+        else:
+            markers = [self.markers[place] for place in in_order]
+        return VisibleParts(markers, self.columns.take(row_numbers(in_order)))
 
-    @cached_property
+    @property
     def snapshot_key(self) -> int:
-        """The sum of the digests, which is `StateSums.keys` of a state with these parts."""
-        return sum(self.digests)
+        """The sum of the checksums, which is `StateSums.keys` of a state with these parts."""
+        return pc.sum(self.columns["checksum"]).as_py() or 0
 
     def sums(self) -> StateSums:
         """Return the sums of a state with these parts."""
-        rows = self.column("rows")
-        counted = [n for n in rows if n is not None]
-        bytes_ = sum(n or 0 for n in self.column("bytes"))
-        return StateSums(self.snapshot_key, len(self), sum(counted), len(rows) - len(counted), bytes_)
+        rows, bytes_ = (pc.sum(self.columns[name]).as_py() or 0 for name in ("rows", "bytes"))
+        return StateSums(self.snapshot_key, len(self), rows, self.columns["rows"].null_count, bytes_)
+
+
+def _key_texts(markers: Sequence[Marker]) -> pa.Array:
+    if isinstance(markers, MarkerView):
+        return markers.key_texts()
+    return pa.array([m.key for m in markers], pa.large_string())
+
+
+def _filtered(markers: Sequence[Marker], mask: pa.Array) -> Sequence[Marker]:
+    return markers.filter(mask) if isinstance(markers, MarkerView) else list(compress(markers, mask.to_pylist()))
+
+
+def _shown(markers: Sequence[Marker], scope: Scope, data_prefix: str) -> pa.Array:
+    """Return for each marker whether a scope shows its part. All parts of a folder are in one partition."""
+    if isinstance(markers, MarkerView):
+        texts, numbers = markers.folder_numbers()
+    else:
+        encoded = pa.array([m.key[: m.key.rfind("/") + 1] for m in markers], pa.string()).dictionary_encode()
+        texts, numbers = encoded.dictionary, encoded.indices
+    used = set(numbers.unique().to_pylist())
+    shows = [
+        number in used and scope.shows(partition_of(data_prefix, f"{folder}part"))
+        for number, folder in enumerate(texts.to_pylist())
+    ]
+    return pa.array(shows, pa.bool_()).take(numbers)
 
 
 class StateSums(NamedTuple):
@@ -119,18 +154,18 @@ class VisibleHistory:
     @classmethod
     def of(cls, parts: VisibleParts) -> VisibleHistory:
         """Return the history of all parts, live or not, that the bucket shows."""
-        rows = pa.array(parts.column("rows"), pa.int64())
+        rows = parts.column("rows")
         born = pa.table(
             {
-                "time": pa.array(parts.created_ms, pa.int64()),
-                "keys": pa.array(parts.digests, pa.int64()),
-                "parts": pa.array([1] * len(parts), pa.int64()),
+                "time": parts.column("created_ms"),
+                "keys": parts.column("checksum").cast(pa.int64()),
+                "parts": pa.repeat(1, len(parts)),
                 "rows": rows.fill_null(0),
                 "uncounted": rows.is_null().cast(pa.int64()),
-                "bytes": pa.array(parts.column("bytes"), pa.int64()),
+                "bytes": parts.column("bytes"),
             }
         )
-        dead = born.set_column(0, "time", pa.array(parts.column("tombstoned_ms"), pa.int64()))
+        dead = born.set_column(0, "time", parts.column("tombstoned_ms"))
         dead = dead.filter(dead["time"].is_valid())
         names = StateSums._fields
         gone = dead.select(["time"])
@@ -138,8 +173,9 @@ class VisibleHistory:
             gone = gone.append_column(name, pc.negate(dead[name]))
         changes = pa.concat_tables([born, gone]).group_by("time").aggregate([(name, "sum") for name in names])
         changes = changes.sort_by("time")
-        columns = (accumulate(changes[f"{name}_sum"].to_pylist()) for name in names)
-        return cls(array("q", changes["time"].to_pylist()), [array("q", column) for column in columns])
+        sums = [pc.cumulative_sum(changes[f"{name}_sum"]) for name in names]
+        times, *columns = (array("q", column.to_pylist()) for column in (changes["time"], *sums))
+        return cls(times, columns)
 
     @property
     def newest_ms(self) -> int | None:
