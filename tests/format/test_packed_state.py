@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -19,25 +19,19 @@ from hypothesis import strategies as st
 from icedb import Table
 from icedb.errors import CorruptLog, InvariantViolated
 from icedb.format import codec
-from icedb.format import replay as snapshot
 from icedb.format.codec import decode, encode
 from icedb.format.commit_draft import CommitDraft, check_draft, draft
 from icedb.format.keys import Keys
 from icedb.format.packed_markers import MarkerColumns
-from icedb.format.packed_state import PartColumns
+from icedb.format.packed_state import MarkerView, PartColumns
 from icedb.format.records import LogFile, LogTombstoneRecord, Marker
 from icedb.format.replay import StoredLogFile, TableState, live_markers, replay
 from icedb.reader.lazy_parts import LiveParts
+from tests.support.tables.packed_states import columns_from
 
 KEYS = Keys("table")
 PREFIX = KEYS.data_prefix
 RAW = (b"null", b'{"a":[1, 2,0]}', '{"é":["x","y",3]}'.encode(), b"7")
-
-
-@contextmanager
-def columns_from(count: int) -> Iterator[None]:
-    with patch.object(codec, "COLUMNS_MIN", count), patch.object(snapshot, "COLUMNS_MIN", count):
-        yield
 
 
 # ---------------------------------------------------------------------------------------------------- any log files
@@ -118,6 +112,9 @@ def same(columns: TableState, few: TableState) -> None:
         assert sorted(named.tombstoned_by_ms) == sorted(expected.tombstoned_by_ms)
         assert key + "x" not in columns.parts
     assert columns.live == few.live
+    for view in (v for v in (columns.live, columns.dead) if isinstance(v, MarkerView)):
+        assert view.key_texts().to_pylist() == list(view.keys)
+        assert view.key_checksums().to_pylist() == [crc32(key.encode()) for key in view.keys]
     assert list(columns.dead) == list(few.dead)
     for at_ms in range(8):
         assert list(live_markers(columns, at_ms)) == list(live_markers(few, at_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from icedb.services.proxy.iceberg.names import DocumentName, ManifestName, parse
 from icedb.services.proxy.iceberg.rest import RestError
 from icedb.services.proxy.s3.s3_errors import S3Error
 from icedb.testing import ClockedStore, ManualClock, create_table, open_table
+from tests.support.tables.packed_states import columns_from
 
 ACME, RIVAL = ("u=1",), ("u=2",)
 
@@ -90,11 +92,12 @@ class Proxy:
         assert metadata_name is not None, address
         return await self.catalog.find(self.bucket, int(time_text) if time_text else None, metadata_name)
 
-    async def read(self, as_of_ms: int | None = None) -> Metadata:
+    async def read(self, as_of_ms: int | None = None, *, newest_only: bool = False) -> Metadata:
+        """Return the document with the objects of all snapshots, or of the newest one."""
         address, body = await self.document(as_of_ms)
         objects = {address: await self.get(address)}
         assert objects[address] == body
-        for snapshot in json.loads(body)["snapshots"]:
+        for snapshot in json.loads(body)["snapshots"][-1 if newest_only else 0 :]:
             objects[snapshot["manifest-list"]] = listed = await self.get(snapshot["manifest-list"])
             for record in records(listed):
                 objects[record["manifest_path"]] = manifest = await self.get(record["manifest_path"])
@@ -331,6 +334,59 @@ def test_two_processes_have_the_same_bytes_and_the_names_of_the_first_stay_valid
     asyncio.run(follow())
     tick()
     table.drop_partitions(["u=1"])
+    asyncio.run(follow())
+
+
+def insert_late(table: Table) -> None:
+    """Publish a part with a time before some others."""
+    handle = table.handle
+    if not (live := table.snapshot().parts):
+        return
+    t_ms = max(handle.clock.now_ms() - 4, handle.read().horizon_ms + 1)
+    key = handle.keys.part(live[0].partition, handle.clock.new_id())
+    handle.store.create(key, handle.store.get(live[0].key).body)
+    marker = Marker(key, live[0].bytes, t_ms, rows=live[0].rows, stats=live[0].stats)
+    log_key = handle.keys.log_file(t_ms, merged=False, writer=handle.clock.new_id())
+    handle.store.create(log_key, encode(LogFile(t_ms, dict(table.snapshot().schema), (marker,))))
+
+
+def clean_up(table: Table) -> None:
+    tick(2 * HOUR_MS)
+    table.cleanup()
+
+
+#: Changes in any order.
+STEPS: Mapping[str, Callable[[Table], object]] = {
+    "insert": lambda t: t.insert([{"u": u, "n": n, "s": f"x{u}"} for u in (1, 2, 3) for n in range(2)]),
+    "insert 2": lambda t: t.insert([{"u": 2, "n": 5, "s": "y"}]),
+    "insert late": insert_late,
+    "merge log": lambda t: t.merge_log(),
+    "clean up": clean_up,
+    "drop": lambda t: t.drop_partitions(["u=1"], missing_ok=True),
+    **{name: CHANGES[name] for name in ("column", "merge", "delete", "declare")},
+}
+
+
+@pytest.mark.sampled(cases=3)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_process_that_follows_any_changes_has_the_bytes_of_a_new_one(
+    table: Table, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The first keeps parts in columns, as of large tables, and the new one has objects, as of small tables."""
+    monkeypatch.setattr("icedb.reader.iceberg.manifests._PARTS", 3)
+    draw = random.Random(seed)
+
+    async def follow() -> None:
+        following = {scope: Proxy(bucket(*scope)) for scope in ((), ACME)}
+        for step in draw.choices(list(STEPS), k=12):
+            STEPS[step](table)
+            for scope, proxy in following.items():
+                with columns_from(1):
+                    metadata = await proxy.read(newest_only=True)
+                with columns_from(10**9):
+                    assert await Proxy(bucket(*scope)).read(newest_only=True) == metadata, step
+            tick(draw.randrange(5))
+
     asyncio.run(follow())
 
 
