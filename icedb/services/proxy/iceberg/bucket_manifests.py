@@ -27,7 +27,7 @@ from icedb.reader.path_values import path_values
 from icedb.services.proxy.iceberg.byte_cache import ByteCache
 from icedb.services.proxy.iceberg.names import ListName, ManifestName
 from icedb.services.proxy.iceberg.visible_columns import BucketLayout
-from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleParts
+from icedb.services.proxy.iceberg.visible_states import StateSums, VisibleParts, key_texts
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["BucketSnapshot", "KnownGroups", "ManifestCache"]
@@ -53,7 +53,7 @@ class BucketSnapshot:
 
     def groups(self) -> Iterator[tuple[ManifestName, pa.Array]]:
         """Yield the places of the parts of each manifest, with its name."""
-        keys, created_ms = self.parts.key_texts(), self.parts.column("created_ms")
+        keys, created_ms = key_texts(self.parts.markers), self.parts.column("created_ms")
         for group in divided(self.parts.column("checksum"), created_ms):
             times = created_ms.take(group)
             digest = hashlib.sha256(f"{self.base}\n{self.layout.digest}\n".encode())

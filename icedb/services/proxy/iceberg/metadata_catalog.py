@@ -172,6 +172,7 @@ class MetadataCatalog:
 
 
 def _fixed(read: BucketState) -> FixedState | None:
-    return (
-        None if read.view is None else FixedState(read.view.as_of_ms, VisibleParts.of(read.view.markers, Scope(), ""))
-    )
+    if read.view is None:
+        return None
+    # The view has only the parts that the scope of the bucket shows.
+    return FixedState(read.view.as_of_ms, VisibleParts.of(read.view.markers, Scope(), ""))

@@ -28,7 +28,7 @@ from icedb.reader.part_footers import part_columns
 from icedb.reader.snapshot import Snapshot
 from icedb.services.proxy.config.tenants import VirtualBucket
 from icedb.services.proxy.iceberg.names import digest_of
-from icedb.services.proxy.iceberg.visible_states import VisibleParts
+from icedb.services.proxy.iceberg.visible_states import VisibleParts, key_texts
 from icedb.sql.partition_expressions import partition_expressions, partition_types
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
@@ -83,7 +83,7 @@ class SeenColumns:
         for files, columns in _columns_by_files(effective, searched).items():
             places = visible
             if len(files) < len(effective):
-                named = {m.key for m in state.named_by(files)}
+                named = set(key_texts(state.named_by(files)).to_pylist())
                 places = [p for p in visible if parts.keys[p] in named]
             for column in columns:
                 since = bisect_left(places, in_log[column], key=created.__getitem__)

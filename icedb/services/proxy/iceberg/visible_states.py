@@ -26,7 +26,7 @@ from icedb.format.replay import TableState
 from icedb.reader.iceberg.manifests import snapshot_id
 from icedb.services.proxy.config.tenants import Scope
 
-__all__ = ["StateSums", "VisibleHistory", "VisibleParts", "known_markers"]
+__all__ = ["StateSums", "VisibleHistory", "VisibleParts", "key_texts", "known_markers"]
 
 
 #: The columns of markers that metadata depends on, besides keys.
@@ -50,7 +50,7 @@ class VisibleParts:
             checksums = markers.key_checksums()
             numbers = [markers.column(name, pa.int64()).combine_chunks() for name in _NUMBERS]
         else:
-            checksums = key_checksums(_key_texts(markers))
+            checksums = key_checksums(key_texts(markers))
             numbers = [pa.array([getattr(m, name) for m in markers], pa.int64()) for name in _NUMBERS]
         return cls(markers, pa.table([checksums, *numbers], ["checksum", *_NUMBERS]))
 
@@ -61,14 +61,10 @@ class VisibleParts:
         """Return a column as one array."""
         return self.columns[name].combine_chunks()
 
-    def key_texts(self) -> pa.Array:
-        """Return the keys of the parts as large strings."""
-        return _key_texts(self.markers)
-
     @cached_property
     def keys(self) -> Sequence[str]:
         """The keys of the parts."""
-        texts: list[str] = self.key_texts().to_pylist()
+        texts: list[str] = key_texts(self.markers).to_pylist()
         return texts
 
     @cached_property
@@ -104,7 +100,8 @@ class VisibleParts:
         return StateSums(self.snapshot_key, len(self), rows, self.columns["rows"].null_count, bytes_)
 
 
-def _key_texts(markers: Sequence[Marker]) -> pa.Array:
+def key_texts(markers: Sequence[Marker]) -> pa.Array:
+    """Return the keys of markers as large strings."""
     if isinstance(markers, MarkerView):
         return markers.key_texts()
     return pa.array([m.key for m in markers], pa.large_string())
