@@ -22,8 +22,10 @@ from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["ChangedParts", "Resources", "check_changeable", "commit_changes", "resources"]
 
-# The share of the memory for the rows that were found, as a divisor. The rest is for searching, sorting and rewriting.
+# The shares of the memory for the rows that were found, and for searching, sorting and rewriting, as divisors. The rest
+# is for rows in transit between these, in Arrow.
 _MATCHES_SHARE = 4
+_WORK_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +67,17 @@ def check_changeable(handle: Handle, verb: str) -> None:
 def resources(handle: Handle, memory_bytes: int | None, engine: Engine | None) -> Iterator[Resources]:
     """Yield the resources of a change. Raises InvalidOption if the memory is too little."""
     memory_bytes = memory_bytes_default() if memory_bytes is None else memory_bytes
-    least = MEMORY_BYTES_MIN * _MATCHES_SHARE // (_MATCHES_SHARE - 1) + 1
+    least = MEMORY_BYTES_MIN * _WORK_SHARE
     if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < least:
         raise InvalidOption(f"{handle.table}: memory_bytes is {memory_bytes!r}. Pass at least {least}.")
-    held = memory_bytes // _MATCHES_SHARE
-    rest = memory_bytes - held
+    held, working = memory_bytes // _MATCHES_SHARE, memory_bytes // _WORK_SHARE
     with (
         temporary_folder("change") as folder,
         connect_reader(handle.location, memory_bytes=held, folder=folder) as con,
     ):
         con.execute("SET arrow_lossless_conversion = true")
         try:
-            yield Resources(con, folder, rest, engine or LocalEngine(ResourceLimits(memory_bytes=rest)))
+            yield Resources(con, folder, working, engine or LocalEngine(ResourceLimits(memory_bytes=working)))
         except duckdb.OutOfMemoryException as error:
             if is_disk_full(error):
                 raise disk_full(handle.table) from None
