@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ LONGEST_FIRST = ("spark", "dagster", "simulation")
 
 keep_bytecode()
 use_quick_java()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt modules and test items, a million objects that live until the end, from garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
