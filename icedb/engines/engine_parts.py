@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from icedb.errors import InvalidOption, UnknownColumn, UnsupportedType
 from icedb.reader.snapshot import Snapshot
-from icedb.sql.connections import connect_sandbox, quote_name
+from icedb.sql.connections import connect_sandbox, quote_name, quote_texts
 from icedb.sql.types import typed_nothing
 from icedb.storage.parts import Part
 
@@ -126,9 +126,9 @@ def _typed(con: duckdb.DuckDBPyConnection, texts: list[str], type_: str, field: 
     sql = f"CAST(v AS {type_})"
     if type_ in _AS_DECIMAL or pa.types.is_string(field.type):
         sql = f"CAST({sql} AS {_AS_DECIMAL.get(type_, 'VARCHAR')})"
-    query = f"SELECT v AS text, {sql} AS {quote_name('value')} FROM (SELECT unnest(CAST($1 AS VARCHAR[])) AS v)"
+    query = f"SELECT v AS text, {sql} AS {quote_name('value')} FROM (SELECT unnest({quote_texts(texts)}) AS v)"
     try:
-        table = con.execute(query, [texts]).to_arrow_table()
+        table = con.execute(query).to_arrow_table()
     except duckdb.Error as error:
         raise UnsupportedType(
             f"A path has a value of the column '{field.name}' that Arrow cannot store as {type_} "

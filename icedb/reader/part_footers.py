@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 
 from icedb.reader.scan_sql import translate_read_error
-from icedb.sql.connections import connect_reader, quote_text
+from icedb.sql.connections import connect_reader, quote_text, quote_texts
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
@@ -41,11 +41,11 @@ def part_columns(handle: Handle, parts: Sequence[Part], columns: Collection[str]
     if not columns:
         return present
     # Chunks of a nested column have the path `column, field`.
-    query = """
-        SELECT DISTINCT file_name, name FROM parquet_metadata({}), (SELECT unnest(?::VARCHAR[]) AS name)
+    of_columns = f"""
+        , (SELECT unnest({quote_texts(columns)}) AS name)
         WHERE lower(path_in_schema) = lower(name) OR starts_with(lower(path_in_schema), lower(name) || ', ')
     """
-    for key, column in _footers(handle, parts, query, list(columns)):
+    for key, column in _footers(handle, parts, "SELECT DISTINCT file_name, name FROM parquet_metadata", of_columns):
         present[key].add(column)
     return present
 
@@ -55,11 +55,14 @@ def part_rows(handle: Handle, parts: Sequence[Part]) -> dict[str, int]:
 
     Raises MissingPart, SnapshotExpired and the store's errors.
     """
-    return dict(_footers(handle, parts, "SELECT file_name, num_rows FROM parquet_file_metadata({})"))
+    return dict(_footers(handle, parts, "SELECT file_name, num_rows FROM parquet_file_metadata"))
 
 
-def _footers(handle: Handle, parts: Sequence[Part], query: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query over the footers of parts, with the key of the part as their first value."""
+def _footers(handle: Handle, parts: Sequence[Part], select: str, where: str = "") -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query over the footers of parts, with the key of the part as their first value.
+
+    `select` ends with the function that reads footers, and `where` follows its call.
+    """
     if not parts:
         return
     with connect_reader(handle.location) as con, progress("reading footers", len(parts), "parts") as advance:
@@ -68,7 +71,7 @@ def _footers(handle: Handle, parts: Sequence[Part], query: str, *parameters: obj
             key_of = dict(zip(handle.part_paths.readable(some), (p.key for p in some), strict=True))
             paths = ", ".join(map(quote_text, key_of))
             try:
-                rows = con.execute(query.format(f"[{paths}]"), parameters).fetchall()
+                rows = con.execute(f"{select}([{paths}]){where}").fetchall()
             except duckdb.Error as error:
                 raise translate_read_error(handle, parts, error, as_of_ms=handle.clock.now_ms()) from None
             yield from ((key_of[str(path)], *others) for path, *others in rows)

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import duckdb
 
 from icedb.errors import AccessDenied, InvalidBatch, StoreUnavailable
+from icedb.sql.connections import quote_text
 
 __all__ = ["Files", "Format", "find_files", "is_paths"]
 
@@ -150,7 +151,7 @@ def _expand(con: duckdb.DuckDBPyConnection, text: str, table: str) -> list[str]:
             raise _no_format(text, table)
         return [path]
     try:
-        files = [str(row[0]) for row in con.execute("SELECT file FROM glob(?)", [path]).fetchall()]
+        files = [str(row[0]) for row in con.execute(f"SELECT file FROM glob({quote_text(path)})").fetchall()]
     except duckdb.Error as error:
         if getattr(error, "status_code", None) in (401, 403) or "403" in str(error):
             raise AccessDenied(f"{table}: the store rejects listing '{text}'. Check the credentials.") from None

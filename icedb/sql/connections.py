@@ -8,11 +8,12 @@ to the table's prefix.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,7 @@ __all__ = [
     "memory_bytes_default",
     "quote_name",
     "quote_text",
+    "quote_texts",
     "read_file",
     "renew_access",
     "set_spill",
@@ -96,6 +98,15 @@ def quote_name(name: str) -> str:
 def quote_text(text: str) -> str:
     """Quote a string literal for DuckDB's SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def quote_texts(texts: Iterable[str | None]) -> str:
+    """Write texts, which may hold any character, as one expression of type VARCHAR[] for DuckDB's SQL.
+
+    It is a JSON literal, which DuckDB parses ten times faster than a list of literals. The library's own SQL has no
+    parameters: for the first one, DuckDB imports pandas if it is installed, which takes a third of a second.
+    """
+    return f"from_json({quote_text(json.dumps(list(texts)))}, '[\"VARCHAR\"]')"
 
 
 def read_file(path: Path | str) -> str:
@@ -230,7 +241,7 @@ def lock_reader(con: duckdb.DuckDBPyConnection, paths: Sequence[str] | None) -> 
     It keeps its credentials, but SQL cannot read them or send them to another address.
     """
     if paths is not None:
-        con.execute("SET allowed_paths = ?", [list(paths)])
+        con.execute(f"SET allowed_paths = {quote_texts(paths)}")
         con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
 

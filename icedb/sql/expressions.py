@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 
 from icedb.errors import IceDBError
+from icedb.sql.connections import quote_text
 from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = [
@@ -238,7 +239,7 @@ def query_sql(tree: Mapping[str, Any]) -> str:
 
 
 def _to_sql(con: duckdb.DuckDBPyConnection, tree: Mapping[str, Any]) -> str:
-    [(sql,)] = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
+    [(sql,)] = con.execute(f"SELECT json_deserialize_sql({quote_text(json.dumps(tree))}::JSON)").fetchall()
     return str(sql)
 
 
@@ -268,7 +269,7 @@ def tree_of(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
 
 
 def _serialized(con: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
-    [(text,)] = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    [(text,)] = con.execute(f"SELECT json_serialize_sql({quote_text(sql)})").fetchall()
     tree: dict[str, Any] = json.loads(text)
     return tree
 

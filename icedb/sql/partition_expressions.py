@@ -17,7 +17,7 @@ import duckdb
 
 from icedb.errors import InvalidPartitionExpression
 from icedb.format.table_spec import TableSpec
-from icedb.sql.connections import RESERVED, quote_name
+from icedb.sql.connections import RESERVED, quote_name, quote_texts
 from icedb.sql.expressions import parse_expression
 from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import checked_type, describe, typed_nothing
@@ -163,7 +163,7 @@ def path_value_types(values: Mapping[str, Sequence[str | None]]) -> dict[str, st
 
 
 def _path_value_type(con: duckdb.DuckDBPyConnection, values: Sequence[str]) -> str:
-    con.execute("CREATE OR REPLACE TEMP TABLE v AS SELECT unnest(CAST($1 AS VARCHAR[])) AS text", [list(values)])
+    con.execute(f"CREATE OR REPLACE TEMP TABLE v AS SELECT unnest({quote_texts(values)}) AS text")
     for type_ in ("BIGINT", "DATE", "TIMESTAMP"):
         same = f"SELECT bool_and(coalesce(CAST(TRY_CAST(text AS {type_}) AS VARCHAR) = text, false)) FROM v"
         if con.execute(same).fetchone() == (True,):

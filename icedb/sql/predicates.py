@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 
 from icedb.errors import IceDBError, InvalidOption, InvalidPartitionExpression, UnknownColumn
 from icedb.format.keys import decode_partition
-from icedb.sql.connections import RESERVED, quote_name, quote_text
+from icedb.sql.connections import RESERVED, quote_name, quote_text, quote_texts
 from icedb.sql.expressions import Expression, items_sql, parse_expression, replaced, tree_of, walk
 from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import describe, typed_nothing
@@ -229,7 +228,7 @@ def matching(partitions: Sequence[str], where: str, types: Mapping[str, str], *,
     """
     condition = check_partition_predicate(where, types, table=table)
     with scratch_connection() as con:
-        rows_of_t = _register_paths(con, partitions, types)
+        rows_of_t = _rows_of_paths(partitions, types)
         try:
             matches = con.execute(f"SELECT {_PATH} FROM ({rows_of_t}) AS t WHERE (\n{condition}\n)")
             return sorted(str(path) for (path,) in matches.fetchall())
@@ -247,15 +246,15 @@ def matching_each(partitions: Sequence[str], conditions: Sequence[str], types: M
         return []
     are_true = ", ".join(f"(\n{condition}\n)" for condition in conditions)
     with scratch_connection() as con:
-        rows_of_t = _register_paths(con, partitions, types)
+        rows_of_t = _rows_of_paths(partitions, types)
         rows = con.execute(f"SELECT {_PATH}, [{are_true}] FROM ({rows_of_t}) AS t ORDER BY {_PATH}").fetchall()
     return [[str(path) for path, is_true in rows if is_true[n]] for n in range(len(conditions))]
 
 
-def _register_paths(con: duckdb.DuckDBPyConnection, partitions: Sequence[str], types: Mapping[str, str]) -> str:
-    """Register paths, and return the query of their values with these types."""
+def _rows_of_paths(partitions: Sequence[str], types: Mapping[str, str]) -> str:
+    """Return the query of paths and their values with these types."""
     typed = ", ".join(f"CAST(v.{quote_name(n)} AS {t}) AS {quote_name(n)}" for n, t in types.items())
     values = [decode_partition(path) for path in partitions]
-    texts = {n: pa.array([v.get(n) for v in values], pa.string()) for n in types}
-    con.register("v", pa.table({_PATH: pa.array(partitions, pa.string()), **texts}))
-    return f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM v"
+    texts = {_PATH: partitions, **{n: [v.get(n) for v in values] for n in types}}
+    columns = ", ".join(f"unnest({quote_texts(of_column)}) AS {quote_name(n)}" for n, of_column in texts.items())
+    return f"SELECT {_PATH}{', ' if typed else ''}{typed} FROM (SELECT {columns}) AS v"

@@ -8,6 +8,7 @@ import duckdb
 
 from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
 from icedb.format.keys import decode_partition, encode_partition, encode_partition_text
+from icedb.sql.connections import quote_texts
 from icedb.sql.partition_expressions import partition_types
 from icedb.writer.batch_loader import LoadedBatch, too_little_memory, unreadable
 from icedb.writer.batch_schema import BatchSchema, WriteContext
@@ -32,8 +33,9 @@ def check_chosen(incoming: LoadedBatch, context: WriteContext, shape: BatchSchem
     for path in sorted(chosen):
         values = decode_partition(encode_partition_text(path, list(types), table=context.table))
         for name, type_ in types.items():
-            fits = f"SELECT $1 IS NULL OR TRY_CAST($1 AS {type_}) IS NOT NULL"
-            if incoming.con.execute(fits, [values[name]]).fetchone() != (True,):
+            value = f"{quote_texts([values[name]])}[1]"
+            fits = f"SELECT {value} IS NULL OR TRY_CAST({value} AS {type_}) IS NOT NULL"
+            if incoming.con.execute(fits).fetchone() != (True,):
                 raise InvalidPartitionValue(
                     f"{context.table}: '{path[:200]}' cannot be a partition: '{name}' is {type_}, and "
                     f"'{values[name]}' is not a value of that type."

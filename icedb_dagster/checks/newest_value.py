@@ -15,7 +15,7 @@ import icedb
 from icedb.errors import InvalidOption
 from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
 from icedb.sql.column_stats import bounds
-from icedb.sql.connections import connect_reader, connect_sandbox, quote_name
+from icedb.sql.connections import connect_reader, connect_sandbox, quote_name, quote_texts
 from icedb_dagster.checks.check_context import CheckContext
 
 __all__ = ["newest_value_ms"]
@@ -83,8 +83,8 @@ def _of_texts(greatest: Sequence[tuple[str | None, int]], type_: str) -> list[tu
     with connect_sandbox() as con:
         return con.execute(
             f"SELECT {_time_ms(f'TRY_CAST(text AS {type_})', type_)}, created_ms FROM (SELECT "
-            "unnest($texts::VARCHAR[]) AS text, unnest($created::BIGINT[]) AS created_ms)",
-            {"texts": [text for text, _ in greatest], "created": [created_ms for _, created_ms in greatest]},
+            f"unnest({quote_texts(text for text, _ in greatest)}) AS text, "
+            f"unnest({[created_ms for _, created_ms in greatest]}::BIGINT[]) AS created_ms)"
         ).fetchall()
 
 

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+import icedb
 
 ROOT = Path(__file__).parents[2]
 
@@ -294,3 +297,25 @@ def test_the_library_imports_nothing_optional() -> None:
     ]
     optional += ["icedb.cli", "icedb.spark", "icedb.testing", "icedb.icedb", "icedb.log"]
     assert loaded("from icedb import Table", optional) == set()
+
+
+@pytest.mark.process
+def test_commands_that_load_no_rows_do_not_import_pandas(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    table = icedb.Table.create(uri, partition_by=["n % 2 AS odd"])
+    table.insert([{"n": 1}, {"n": 2}])
+    commands = [
+        ["info", uri],
+        ["query", uri, "FROM t"],
+        ["verify", uri, "--deep"],
+        ["merge", uri],
+        ["drop", uri, "--where", "odd = 1", "--yes"],
+    ]
+    code = f"""
+import contextlib, io, icedb.cli
+with contextlib.redirect_stdout(io.StringIO()):
+    for command in {commands}:
+        assert not icedb.cli.app(command, standalone_mode=False)"""
+    assert find_spec("pandas") is not None
+    assert loaded(code, ["pandas", "duckdb"]) == {"duckdb"}
+    assert table.query("SELECT n FROM t").fetchall() == [(2,)]

@@ -1,4 +1,4 @@
-"""Errors of DuckDB that depend on the machine are recognized."""
+"""Errors of DuckDB that depend on the machine are recognized, and texts are quoted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from icedb.sql.connections import disk_full, is_disk_full
+from icedb.sql.connections import disk_full, is_disk_full, quote_texts
 
 SORT = "CREATE TABLE t AS SELECT hash(i) AS n, repeat(md5(i::VARCHAR), 8) AS s FROM range(500_000) r(i) ORDER BY n"
 
@@ -31,3 +31,18 @@ def test_the_error_of_a_full_disk_names_the_table_and_the_remedy() -> None:
     assert error.errno == errno.ENOSPC
     assert "s3://lake/events" in str(error)
     assert "TMPDIR" in str(error)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [],
+        [None],
+        ["", None, "NULL", "it's", '"', "\\", "$1 ? {x}", "a\0b", "\n\x7f\u2028", "\U0001f600", "x" * 1_000_000],
+    ],
+    ids=["none", "null", "special"],
+)
+def test_quoted_texts_keep_each_character(texts: list[str | None]) -> None:
+    [(read, type_)] = duckdb.sql(f"SELECT {quote_texts(texts)} AS texts, typeof(texts)").fetchall()
+    assert read == texts
+    assert type_ == "VARCHAR[]"

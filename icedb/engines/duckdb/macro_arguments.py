@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime
 from functools import lru_cache
 
 from icedb.errors import InvalidOption, UnknownColumn
-from icedb.sql.connections import quote_text
+from icedb.sql.connections import quote_text, quote_texts
 from icedb.sql.sandbox_pool import scratch_connection
 from icedb.util.times import as_of_ms, parse_as_of
 
@@ -68,7 +68,7 @@ def equality(column: str, type_: str, text: str) -> Condition:
 @lru_cache(maxsize=256)
 def _elements(type_: str, text: str) -> tuple[str | None, ...]:
     with scratch_connection() as con:
-        rows = con.execute(f"SELECT CAST(unnest(CAST($1 AS {type_})) AS VARCHAR)", [text]).fetchall()
+        rows = con.execute(f"SELECT CAST(unnest(CAST({quote_texts([text])}[1] AS {type_})) AS VARCHAR)").fetchall()
         return tuple(value for (value,) in rows)
 
 

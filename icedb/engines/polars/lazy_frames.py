@@ -23,7 +23,7 @@ from icedb.engines.polars.bucket_access import access
 from icedb.errors import UnsupportedType
 from icedb.format.keys import NULL_VALUE, encode_partition, encode_value
 from icedb.reader.snapshot import Snapshot
-from icedb.sql.connections import connect_sandbox, quote_text
+from icedb.sql.connections import connect_sandbox, quote_text, quote_texts
 from icedb.sql.types import typed_nothing
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
@@ -246,8 +246,8 @@ class _Scan:
                 if type_.startswith(("DATE", "TIMESTAMP")) and not all(map(_USUAL_DAY.fullmatch, texts)):
                     return False
                 again = f"CAST(TRY_CAST(v AS {type_}) AS VARCHAR) IS DISTINCT FROM v"
-                values = "(SELECT unnest(CAST($1 AS VARCHAR[])) AS v)"
-                if con.execute(f"SELECT count(*) FROM {values} WHERE {again}", [texts]).fetchone() != (0,):
+                values = f"(SELECT unnest({quote_texts(texts)}) AS v)"
+                if con.execute(f"SELECT count(*) FROM {values} WHERE {again}").fetchone() != (0,):
                     return False
         return True
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import pyarrow as pa
-
 from icedb.errors import InvalidPartitionValue
 from icedb.reader.path_values import PathValues, path_values
 from icedb.reader.snapshot import Snapshot
-from icedb.sql.connections import connect_sandbox
+from icedb.sql.connections import quote_texts
+from icedb.sql.sandbox_pool import scratch_connection
 from icedb.storage.parts import Part
 
 __all__ = ["partition_values"]
@@ -44,12 +43,14 @@ def _notation(table: str, column: str, type_: str, texts: list[str]) -> dict[str
     if type_ == "VARCHAR" or not texts:
         delta_values: list[str | None] = list(texts)
     else:
-        with connect_sandbox() as con:
-            con.register("v", pa.table({"text": pa.array(texts, pa.string())}))
+        with scratch_connection() as con:
             value = f"TRY_CAST(text AS {type_})"
             if type_ == "TIMESTAMP WITH TIME ZONE":
                 value = f"strftime({value} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
-            delta_values = [v for (v,) in con.execute(f"SELECT CAST({value} AS VARCHAR) FROM v").fetchall()]
+            rows_of_text = f"(SELECT unnest({quote_texts(texts)}) AS text)"
+            delta_values = [
+                v for (v,) in con.execute(f"SELECT CAST({value} AS VARCHAR) FROM {rows_of_text}").fetchall()
+            ]
     if rejected := [text for text, value in zip(texts, delta_values, strict=True) if not value]:
         raise InvalidPartitionValue(
             f"{table}: the partition column '{column}' ({type_}) has values that Delta does not support: "

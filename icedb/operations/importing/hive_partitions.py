@@ -9,7 +9,7 @@ from icedb.errors import InvalidBatch, InvalidOption, InvalidPartitionValue
 from icedb.format.table_spec import TableSpec
 from icedb.operations.importing.list_files import ImportSource, SourceFile
 from icedb.operations.importing.parquet_footer import Footers
-from icedb.sql.connections import quote_name
+from icedb.sql.connections import quote_name, quote_texts
 from icedb.sql.partition_expressions import partition_types, path_value_types
 from icedb.sql.sandbox_pool import scratch_connection
 from icedb.transaction.table_handle import Handle
@@ -72,8 +72,7 @@ def _canonical(values: Iterable[str | None], type_: str) -> dict[str, str | None
             exact = f"CAST({cast} AS TIMESTAMP) IS NOT DISTINCT FROM TRY_CAST(text AS TIMESTAMP)"
         rows = con.execute(
             f"SELECT text, CASE WHEN {exact} THEN CAST({cast} AS VARCHAR) END "
-            "FROM (SELECT unnest(CAST($1 AS VARCHAR[])) AS text)",
-            [texts],
+            f"FROM (SELECT unnest({quote_texts(texts)}) AS text)"
         ).fetchall()
     return {t: None if type_ in _INTEGERS and not _WHOLE_NUMBER.fullmatch(t) else value for t, value in rows}
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
-import pyarrow as pa
-
 from icedb.reader.iceberg.avro import avro_boolean, avro_long, avro_text
+from icedb.sql.connections import quote_texts
 from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = ["avro_type", "avro_value", "binary_value", "encode_bounds", "parse_values"]
@@ -44,8 +43,8 @@ def parse_values(type_: str, texts: Sequence[str | None]) -> list[Any]:
 
 def _queried(value: str, texts: Sequence[str | None]) -> list[Any]:
     with scratch_connection() as con:
-        con.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
-        return [v for (v,) in con.execute(f"SELECT {value} FROM texts").fetchall()]
+        rows = con.execute(f"SELECT {value} FROM (SELECT unnest({quote_texts(texts)}) AS v)").fetchall()
+        return [v for (v,) in rows]
 
 
 def _parsed(parse: Callable[[str], Any], text: str | None) -> Any:
