@@ -30,7 +30,7 @@ TOOLS = ("dagster-dg-cli", "hypothesis", "ministack", "pytest", "pytest-timeout"
 TESTS_OF = {
     "duckdb": (
         "tests/sql/test_partition_expressions.py",
-        "tests/sql/test_sandbox_pool.py",
+        "tests/sql/test_connection_pool.py",
         "tests/reader/test_part_pruning.py",
         "tests/engines/test_duckdb.py",
         "tests/operations/rewrite/test_merge_query.py",

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from icedb.errors import InvalidOption, UnknownColumn, UnsupportedType
 from icedb.reader.snapshot import Snapshot
-from icedb.sql.connections import connect_sandbox, quote_name, quote_texts
+from icedb.sql.connection_pool import scratch_connection
+from icedb.sql.connections import quote_name, quote_texts
 from icedb.sql.types import typed_nothing
 from icedb.storage.parts import Part
 
@@ -78,7 +79,7 @@ def lossless_schema(types: Mapping[str, str]) -> pa.Schema:
 def _lossless(types: tuple[tuple[str, str], ...]) -> pa.Schema:
     if not types:
         return pa.schema([])
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         return con.execute(typed_nothing({c: _AS_DECIMAL.get(t, t) for c, t in types})).to_arrow_table().schema
 
 
@@ -118,7 +119,7 @@ def path_values(
         for name in types:
             if (text := values[name]) is not None:
                 texts[name][text] = None
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         return {name: _typed(con, list(texts[name]), type_, schema.field(name)) for name, type_ in types.items()}
 
 

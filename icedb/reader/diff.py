@@ -16,7 +16,7 @@ from icedb.format.replay import TableState
 from icedb.reader.lazy_parts import LiveParts
 from icedb.reader.scan_sql import relation, translated_read_errors
 from icedb.reader.snapshot import Snapshot, take_snapshot
-from icedb.sql.connections import connect_reader
+from icedb.sql.connection_pool import reader
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.times import time_text
@@ -155,7 +155,11 @@ def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Se
         for parts in (removed, added)
     )
     parts = [*removed, *added]
-    with translated_read_errors(handle, parts, as_of_ms=before.as_of_ms), connect_reader(handle.location) as con:
+    size = sum(p.bytes for p in parts)
+    with (
+        translated_read_errors(handle, parts, as_of_ms=before.as_of_ms),
+        reader(handle.location, read_bytes=size) as con,
+    ):
         inserted, deleted = (
             con.sql(f"SELECT count(*) FROM (({one}) EXCEPT ALL ({other}))").fetchall()[0][0]
             for one, other in ((new, old), (old, new))

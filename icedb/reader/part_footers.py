@@ -12,7 +12,8 @@ from typing import Any
 import duckdb
 
 from icedb.reader.scan_sql import translate_read_error
-from icedb.sql.connections import connect_reader, quote_text, quote_texts
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import quote_text, quote_texts
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
@@ -65,7 +66,7 @@ def _footers(handle: Handle, parts: Sequence[Part], select: str, where: str = ""
     """
     if not parts:
         return
-    with connect_reader(handle.location) as con, progress("reading footers", len(parts), "parts") as advance:
+    with reader(handle.location, read_bytes=0) as con, progress("reading footers", len(parts), "parts") as advance:
         for first in range(0, len(parts), FOOTERS_AT_ONCE):
             some = parts[first : first + FOOTERS_AT_ONCE]
             key_of = dict(zip(handle.part_paths.readable(some), (p.key for p in some), strict=True))

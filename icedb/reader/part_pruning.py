@@ -20,7 +20,7 @@ from icedb.format.records import Stats
 from icedb.reader.bounds_evaluator import Condition, ReferencedColumn, bounds_condition
 from icedb.reader.lazy_parts import LiveParts
 from icedb.sql.column_stats import TEXT_TYPES, Bounds, bounds_of
-from icedb.sql.sandbox_pool import scratch_connection
+from icedb.sql.connection_pool import scratch_connection
 from icedb.storage.parts import Part
 
 __all__ = ["prune_parts"]

@@ -13,7 +13,8 @@ from icedb.format.keys import decode_partition
 from icedb.reader.lazy_parts import LiveParts
 from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
 from icedb.reader.snapshot import Snapshot
-from icedb.sql.connections import connect_reader, quote_name
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import quote_name
 from icedb.storage.parts import Part
 
 __all__ = ["PathValues", "path_values"]
@@ -59,7 +60,11 @@ def _from_rows(snapshot: Snapshot, parts: Sequence[Part], columns: Sequence[str]
     )
     texts = ", ".join(f"CAST({quote_name(c)} AS VARCHAR) AS {quote_name(c)}" for c in columns)
     by_path: dict[str, list[tuple[str | None, ...]]] = {}
-    with translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms), connect_reader(handle.location) as con:
+    size = sum(p.bytes for p in parts)
+    with (
+        translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms),
+        reader(handle.location, read_bytes=size) as con,
+    ):
         path_values = con.execute(f"SELECT DISTINCT {FILE_COLUMN}, {texts} FROM ({rows})").fetchall()
     for path, *values in path_values:
         by_path.setdefault(str(path), []).append(tuple(values))

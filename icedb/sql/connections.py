@@ -49,6 +49,7 @@ __all__ = [
     "read_file",
     "renew_access",
     "set_spill",
+    "spill_folder",
 ]
 
 #: The prefix of every name that the library's SQL adds to a table's columns. No column may begin with it: DuckDB
@@ -164,6 +165,11 @@ def connect_sandbox(
     return con
 
 
+def spill_folder(folder: Path | None) -> Path | None:
+    """Return where a reader spills: below `folder`, or in a temporary folder that exists until the process ends."""
+    return spill_path() if folder is None else folder / "spill"
+
+
 def set_spill(con: duckdb.DuckDBPyConnection, path: Path | None) -> None:
     """Set where a connection spills; None: nowhere. DuckDB's default is `.tmp` in the working directory."""
     con.execute(f"SET temp_directory = {quote_text(str(path or ''))}")
@@ -223,7 +229,7 @@ def connect_reader(
     checked = location.scheme == "s3" and _is_checked(_httpfs_in_wheel())
     con = duckdb.connect(":memory:", config={"allow_unsigned_extensions": "true"} if checked else {})
     _limit(con, memory_bytes, threads)
-    set_spill(con, spill_path() if folder is None else folder / "spill")
+    set_spill(con, spill_folder(folder))
     con.execute("SET GLOBAL TimeZone = 'UTC'")  # global, because cursors do not inherit the settings of a session
     _draw_no_progress(con)
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")

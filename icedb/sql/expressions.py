@@ -16,8 +16,8 @@ from typing import Any
 import duckdb
 
 from icedb.errors import IceDBError
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_text
-from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = [
     "Conjunct",

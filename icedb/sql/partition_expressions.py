@@ -17,9 +17,9 @@ import duckdb
 
 from icedb.errors import InvalidPartitionExpression
 from icedb.format.table_spec import TableSpec
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import RESERVED, quote_name, quote_texts
 from icedb.sql.expressions import parse_expression
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import checked_type, describe, typed_nothing
 
 __all__ = ["PartitionExpression", "parse_partition_by", "partition_expressions", "partition_types", "path_value_types"]

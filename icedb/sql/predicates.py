@@ -20,9 +20,9 @@ import duckdb
 
 from icedb.errors import IceDBError, InvalidOption, InvalidPartitionExpression, UnknownColumn
 from icedb.format.keys import decode_partition
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import RESERVED, quote_name, quote_text, quote_texts
 from icedb.sql.expressions import Expression, items_sql, parse_expression, replaced, tree_of, walk
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import describe, typed_nothing
 
 __all__ = ["Predicate", "check_partition_predicate", "check_predicate", "matching", "matching_each"]

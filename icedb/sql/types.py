@@ -16,11 +16,10 @@ import duckdb
 import pyarrow as pa
 
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
-from icedb.sql.connections import RESERVED, connect_sandbox, quote_name, quote_text, read_file
+from icedb.sql.connection_pool import sandbox, scratch_connection
+from icedb.sql.connections import RESERVED, quote_name, quote_text, read_file
 from icedb.sql.expressions import is_type
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.util.lru_cache import LruCache
-from icedb.util.temporary_files import temporary_folder
 
 __all__ = [
     "ROW_ID",
@@ -89,14 +88,18 @@ def _nested_in_parquet(type_: str) -> str | None:
     """Return the type after a round trip: fixed arrays become lists, a nested ENUM text. None if Parquet has none."""
     from pyarrow.parquet import read_schema
 
-    with temporary_folder("type") as folder, connect_sandbox(folder) as con:
-        path = folder / "nothing.parquet"
+    with sandbox(None, memory_bytes=None, threads=None) as own:
+        path = own.folder / "nothing.parquet"
+        written = f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {quote_text(str(path))} (FORMAT parquet)"
         try:
-            con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS value) TO {quote_text(str(path))} (FORMAT parquet)")
+            own.con.execute(written)
             read_schema(path)  # Arrow, and readers that use it, accept fewer levels than DuckDB
-            return describe(con, f"SELECT * FROM {read_file(path)}")["value"]
+            return describe(own.con, f"SELECT * FROM {read_file(path)}")["value"]
         except (duckdb.Error, OSError):
             return None
+        finally:
+            path.unlink(missing_ok=True)
+            own.kept = True
 
 
 # DuckDB's own names of the plain types. Most logs have no others, and these need no query.

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.format.table_spec import SchemaPolicy, TableSpec, check_spec, visible_schema
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.merge_strategies import MERGED, check_aggregated_types, check_batch_columns, check_merging
 from icedb.sql.partition_expressions import parse_partition_by, partition_expressions, partition_types
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import ROW_ID, check_columns, check_sort_columns, checked_type, describe_arrow, storage_type
 from icedb.sql.user_queries import check_query
 from icedb.writer.batch_loader import PARTITION_COLUMN, PREFIX

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from icedb.format.table_spec import ROW_GROUP_ROWS_MIN, TableSpec
 from icedb.sources.batch import Batch, OnConflict
+from icedb.sql.connection_pool import sandbox
 from icedb.sql.connections import memory_bytes_default
-from icedb.sql.sandbox_pool import sandbox
 from icedb.sql.user_queries import UserQuery, check_query
 from icedb.writer.arrow_staging import stage_in_arrow
 from icedb.writer.batch_loader import LoadedBatch, held_bytes_max, load_batch

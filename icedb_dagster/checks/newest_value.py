@@ -15,7 +15,8 @@ import icedb
 from icedb.errors import InvalidOption
 from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors
 from icedb.sql.column_stats import bounds
-from icedb.sql.connections import connect_reader, connect_sandbox, quote_name, quote_texts
+from icedb.sql.connection_pool import reader, scratch_connection
+from icedb.sql.connections import quote_name, quote_texts
 from icedb_dagster.checks.check_context import CheckContext
 
 __all__ = ["newest_value_ms"]
@@ -80,7 +81,7 @@ def _time_ms(value: str, type_: str) -> str:
 
 def _of_texts(greatest: Sequence[tuple[str | None, int]], type_: str) -> list[tuple[int | None, int]]:
     """Parse values from the log, each with its part's `created_ms`. Values of other programs may be unparsable."""
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         return con.execute(
             f"SELECT {_time_ms(f'TRY_CAST(text AS {type_})', type_)}, created_ms FROM (SELECT "
             f"unnest({quote_texts(text for text, _ in greatest)}) AS text, "
@@ -96,7 +97,11 @@ def _of_parts(
     created_ms = dict(zip(handle.part_paths.readable(parts), (part.created_ms for part in parts), strict=True))
     rows = relation(handle, parts, snapshot.schema, snapshot.partition_schema, with_file=True)
     query = f"SELECT max({_time_ms(quote_name(column), type_)}), {FILE_COLUMN} FROM ({rows}) AS t GROUP BY ALL"
-    with translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms), connect_reader(handle.location) as con:
+    size = sum(part.bytes for part in parts)
+    with (
+        translated_read_errors(handle, parts, as_of_ms=snapshot.as_of_ms),
+        reader(handle.location, read_bytes=size) as con,
+    ):
         return [(time_ms, created_ms[path]) for time_ms, path in con.execute(query).fetchall()]
 
 

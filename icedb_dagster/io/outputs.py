@@ -19,7 +19,8 @@ from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption, TooManyPartiti
 from icedb.operations.write.insert import overwrite
 from icedb.operations.write.spark_frames import check_frame, is_spark_frame
 from icedb.sources.batch import WriteOptions
-from icedb.sql.connections import WRITE_MEMORY_BYTES_MIN, connect_sandbox, memory_bytes_default, quote_name
+from icedb.sql.connection_pool import scratch_connection
+from icedb.sql.connections import WRITE_MEMORY_BYTES_MIN, memory_bytes_default, quote_name
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.query_result import QueryResult
 from icedb.sql.types import describe
@@ -160,7 +161,7 @@ def _partition_types(table: Table, frame: Any) -> dict[str, str]:
     """Return the types of the partition columns: from the table, or from a Spark frame if the table has none."""
     if types := table.snapshot().partition_schema:
         return dict(types)
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         con.register("frame", frame.limit(0).toArrow())
         columns = describe(con, "SELECT * FROM frame")
     return partition_types(table.handle.expressions, columns, table=table.uri)

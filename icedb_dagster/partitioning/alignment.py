@@ -16,7 +16,8 @@ from functools import lru_cache
 import duckdb
 
 from icedb.errors import InvalidOption
-from icedb.sql.connections import connect_sandbox, quote_name
+from icedb.sql.connection_pool import scratch_connection
+from icedb.sql.connections import quote_name
 from icedb.sql.partition_expressions import PartitionExpression
 from icedb_dagster.partitioning.partitions import Selection
 from icedb_dagster.partitioning.time_windows import Edge, time_literal
@@ -110,7 +111,7 @@ def _time_columns(selection: Selection, expressions: Iterable[PartitionExpressio
 @lru_cache(maxsize=16)  # called before an output is written, and when it is reported
 def _straddled(sql: str, source: str, type_: str, edges: tuple[Edge, ...]) -> Edge | None:
     """Return the first edge at which the expression over the column `source` does not change."""
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         unchanged = [_first_same(con, sql, source, type_, times) for times in _readings(type_, edges)]
     first = unchanged[0]
     return None if first is None or None in unchanged else edges[first]

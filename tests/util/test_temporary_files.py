@@ -21,7 +21,7 @@ import duckdb
 import pytest
 
 import icedb
-from icedb.sql import sandbox_pool
+from icedb.sql import connection_pool
 from icedb.util import temporary_files
 from icedb.util.temporary_files import make_folder, remove_folder, temporary_folder
 from tests.support.waiting import wait_until
@@ -37,9 +37,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setattr(temporary_files, "_looked_s", {})
-    sandbox_pool._close_all()
+    connection_pool._close_all()
     yield folder
-    sandbox_pool._close_all()
+    connection_pool._close_all()
 
 
 def run(program: str, place: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -221,7 +221,7 @@ def test_a_query_spills_into_a_temporary_folder_and_not_into_the_working_directo
 def test_queries_do_not_spill_without_a_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = icedb.Table.create(tmp_path / "table")
     table.insert([{"n": 1}])
-    sandbox_pool._close_all()
+    connection_pool._close_all()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     assert table.query("SELECT n, current_setting('temp_directory') FROM t").fetchall() == [(1, "")]
 

@@ -13,7 +13,7 @@ from duckdb.sqltypes import DuckDBPyType
 
 from icedb.errors import UnsupportedType
 from icedb.format.keys import NULL_VALUE, encode_value
-from icedb.sql.connections import connect_sandbox
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.types import typed_nothing
 
 __all__ = ["clickhouse_types", "partition_value", "quote_name", "quote_text"]
@@ -63,7 +63,7 @@ def clickhouse_types(types: Mapping[str, str], *, table: str) -> dict[str, str]:
     """Return the ClickHouse type of each column with these DuckDB types. Raises UnsupportedType."""
     if not types:
         return {}
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         parsed = con.sql(typed_nothing(types)).types
     result = {}
     for (column, type_), of_duckdb in zip(types.items(), parsed, strict=True):

@@ -13,8 +13,8 @@ from datetime import UTC, date, datetime
 from functools import lru_cache
 
 from icedb.errors import InvalidOption, UnknownColumn
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_text, quote_texts
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.util.times import as_of_ms, parse_as_of
 
 __all__ = ["UTC_NAMES", "Condition", "DateColumns", "as_of_argument_ms", "date_columns", "depends_on_zone", "equality"]

@@ -23,6 +23,7 @@ from icedb.engines.polars.bucket_access import access
 from icedb.errors import UnsupportedType
 from icedb.format.keys import NULL_VALUE, encode_partition, encode_value
 from icedb.reader.snapshot import Snapshot
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import connect_sandbox, quote_text, quote_texts
 from icedb.sql.types import typed_nothing
 from icedb.storage.parts import Part
@@ -240,7 +241,7 @@ class _Scan:
 
     def _written_as_usual(self, partitions: Sequence[Mapping[str, str | None]]) -> bool:
         """Whether DuckDB would write all values in the paths in the same way, and Polars reads their years."""
-        with connect_sandbox() as con:
+        with scratch_connection() as con:
             for column, type_ in self.columns.visible.items():
                 texts = list({text for values in partitions if (text := values[column]) is not None})
                 if type_.startswith(("DATE", "TIMESTAMP")) and not all(map(_USUAL_DAY.fullmatch, texts)):

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from icedb.errors import InvalidPartitionValue
 from icedb.reader.path_values import PathValues, path_values
 from icedb.reader.snapshot import Snapshot
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_texts
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.storage.parts import Part
 
 __all__ = ["partition_values"]

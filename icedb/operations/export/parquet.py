@@ -26,7 +26,8 @@ from icedb.reader.part_footers import parts_with_columns
 from icedb.reader.scan_sql import relation, translate_read_error
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of
-from icedb.sql.connections import ROWS_PER_BATCH, connect_reader, quote_name, quote_text, renew_access
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import ROWS_PER_BATCH, quote_name, quote_text, renew_access
 from icedb.sql.predicates import Predicate, check_predicate
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, fetch
 from icedb.storage.parts import Part
@@ -247,9 +248,8 @@ class _Export:
             return
         with (
             temporary_folder("export") as folder,
-            connect_reader(self._handle.location, folder=folder) as con,
+            reader(self._handle.location, read_bytes=sum(p.bytes for p in parts), folder=folder, lossless=True) as con,
         ):
-            con.execute("SET arrow_lossless_conversion = true")
             for part in parts:
                 renew_access(con, self._handle.location)
                 try:

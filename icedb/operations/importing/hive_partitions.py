@@ -9,9 +9,9 @@ from icedb.errors import InvalidBatch, InvalidOption, InvalidPartitionValue
 from icedb.format.table_spec import TableSpec
 from icedb.operations.importing.list_files import ImportSource, SourceFile
 from icedb.operations.importing.parquet_footer import Footers
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_name, quote_texts
 from icedb.sql.partition_expressions import partition_types, path_value_types
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.transaction.table_handle import Handle
 from icedb.util.clock import SystemClock
 

@@ -68,7 +68,8 @@ class ExamineTask(DistributedTask[tuple[SourceFile, Footer], FileContent]):
         self, handle: Handle, items: Sequence[tuple[SourceFile, Footer]], limits: ResourceLimits
     ) -> list[FileContent]:
         """See `DistributedTask`. Raises the errors of `Footers.examine`."""
-        with Footers(self.origin, table=handle.store, limits=limits) as footers:
+        size = sum(map(self.bytes_of, items))
+        with Footers(self.origin, table=handle.store, limits=limits, read_bytes=size) as footers:
             return map_files(
                 handle,
                 self.name,

@@ -7,11 +7,11 @@ store in this process's memory) or failed to read it, because a network failure 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import duckdb
 
@@ -20,11 +20,12 @@ from icedb.format.records import Stats
 from icedb.operations.importing.list_files import Origin, SourceFile
 from icedb.operations.rewrite.engine import ResourceLimits
 from icedb.sql.column_stats import encode_statistics, figures_sql
-from icedb.sql.connections import RESERVED, connect_reader, quote_name, quote_text, read_file
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import RESERVED, quote_name, quote_text, read_file
 from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import describe, storage_type
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, fetch
-from icedb.util.temporary_files import make_folder, remove_folder
+from icedb.util.temporary_files import temporary_folder
 from icedb.writer.encoding.parquet_encoder import file_digest
 
 __all__ = ["ContentRequest", "FileContent", "Footer", "Footers"]
@@ -80,27 +81,37 @@ class FileContent:
 class Footers:
     """Reads the files of a source. Safe to share between threads. A context manager with a connection and a folder.
 
-    `table` is the store of the table into which the files are imported.
+    `table` is the store of the table into which the files are imported. `read_bytes` is the size of the files of which
+    more than the footer is read.
     """
 
-    def __init__(self, origin: Origin, *, table: ObjectStore, limits: ResourceLimits | None = None) -> None:
+    def __init__(
+        self, origin: Origin, *, table: ObjectStore, limits: ResourceLimits | None = None, read_bytes: int = 0
+    ) -> None:
         self._location = origin.location
         self._store = origin.store(table)
         self._table = table.location.uri
         self._limits = limits or ResourceLimits()
+        self._read_bytes = read_bytes
         self._numbers = count(1)
 
     def __enter__(self) -> Self:
         limits = self._limits
-        self._folder = make_folder("import", below=limits.folder)
-        self._con = connect_reader(
-            self._location, memory_bytes=limits.memory_bytes, folder=self._folder, threads=limits.threads
-        )
+        with ExitStack() as stack:
+            self._folder = stack.enter_context(temporary_folder("import", below=limits.folder))
+            borrowed = reader(
+                self._location,
+                read_bytes=self._read_bytes,
+                memory_bytes=limits.memory_bytes,
+                folder=self._folder,
+                threads=limits.threads,
+            )
+            self._con = stack.enter_context(borrowed)
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._con.close()
-        remove_folder(self._folder)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     def read(self, file: SourceFile) -> Footer:
         """Return the footer. Raises InvalidBatch if the file cannot be read as Parquet, and UnsupportedType."""

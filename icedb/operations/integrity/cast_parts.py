@@ -19,8 +19,8 @@ from icedb.format.records import Marker
 from icedb.reader.scan_sql import read_parquet, translated_read_errors
 from icedb.sql.casts import Conversion, lossless, stringify
 from icedb.sql.column_stats import statistics_columns
+from icedb.sql.connection_pool import reader
 from icedb.sql.connections import (
-    connect_reader,
     memory_bytes_default,
     quote_name,
     quote_text,
@@ -178,7 +178,12 @@ def _connected(handle: Handle, parts: Sequence[Part]) -> Iterator[tuple[duckdb.D
     with (
         translated_read_errors(handle, parts, as_of_ms=started_ms),
         temporary_folder("repair") as folder,
-        connect_reader(handle.location, memory_bytes=memory_bytes_default(), folder=folder) as con,
+        reader(
+            handle.location,
+            read_bytes=sum(p.bytes for p in parts),
+            memory_bytes=memory_bytes_default(),
+            folder=folder,
+            lossless=True,
+        ) as con,
     ):
-        con.execute("SET GLOBAL arrow_lossless_conversion = true")
         yield con, folder

@@ -15,7 +15,7 @@ from icedb.errors import InvalidOption, SchemaConflict, UnknownColumn, Unsupport
 from icedb.format.replay import TableState
 from icedb.format.table_spec import TableSpec
 from icedb.sql.casts import lossless, widening
-from icedb.sql.sandbox_pool import scratch_connection
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.types import describe, storage_type
 
 __all__ = ["RepairedColumn", "choose_types", "common_type"]

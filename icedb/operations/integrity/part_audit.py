@@ -16,7 +16,8 @@ import duckdb
 
 from icedb.format.records import Marker
 from icedb.operations.integrity.log_audit import Problem
-from icedb.sql.connections import RESERVED, connect_reader, quote_text, read_file
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import RESERVED, quote_text, read_file
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
@@ -46,17 +47,17 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
     if not handle.location.is_opened_by_engines:
         return check_contents(handle, markers, deep=False)
     chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
-    con = connect_reader(handle.location)
-    try:
-        with progress("reading footers", len(markers), "parts") as advance, ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-            suspicious = []
-            for some, suspects in zip(
-                chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
-            ):
-                suspicious += suspects
-                advance(len(some))
-    finally:
-        con.close()
+    with (
+        reader(handle.location, read_bytes=0) as con,
+        progress("reading footers", len(markers), "parts") as advance,
+        ThreadPoolExecutor(QUERIES_AT_ONCE) as pool,
+    ):
+        suspicious = []
+        for some, suspects in zip(
+            chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
+        ):
+            suspicious += suspects
+            advance(len(some))
     # The object itself decides, because a footer may have failed to load.
     return check_contents(handle, suspicious, deep=False)
 
@@ -86,16 +87,20 @@ def check_contents(handle: Handle, markers: Sequence[Marker], *, deep: bool) -> 
     if not markers:
         return []
     problems: list[Problem] = []
-    with temporary_folder("verify") as folder, connect_reader(handle.location) as con:
-        sizes = sum(m.bytes for m in markers)
-        with progress("checking parts", sizes, "bytes") as advance, ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
-            checked = pool.map(
-                lambda numbered: _check_part(handle, con, numbered[1], folder / f"{numbered[0]}.parquet", deep=deep),
-                enumerate(markers),
-            )
-            for marker, of_part in zip(markers, checked, strict=True):
-                problems += of_part
-                advance(marker.bytes)
+    sizes = sum(m.bytes for m in markers)
+    with (
+        temporary_folder("verify") as folder,
+        reader(handle.location, read_bytes=sizes) as con,
+        progress("checking parts", sizes, "bytes") as advance,
+        ThreadPoolExecutor(FETCHES_AT_ONCE) as pool,
+    ):
+        checked = pool.map(
+            lambda numbered: _check_part(handle, con, numbered[1], folder / f"{numbered[0]}.parquet", deep=deep),
+            enumerate(markers),
+        )
+        for marker, of_part in zip(markers, checked, strict=True):
+            problems += of_part
+            advance(marker.bytes)
     return problems
 
 

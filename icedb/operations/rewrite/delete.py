@@ -23,7 +23,8 @@ from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
 from icedb.reader.part_pruning import prune_parts
 from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors, visible_partitions
-from icedb.sql.connections import connect_reader, memory_bytes_default, quote_text
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import memory_bytes_default, quote_text
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import Predicate, check_predicate, matching
 from icedb.storage.parts import Part
@@ -142,7 +143,13 @@ class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
         with (
             translated_read_errors(handle, inputs, as_of_ms=started_ms, wrong_sql=wrong_sql),
             temporary_folder("find", below=limits.folder) as folder,
-            connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder, threads=limits.threads) as con,
+            reader(
+                handle.location,
+                read_bytes=sum(p.bytes for p in inputs),
+                memory_bytes=memory_bytes,
+                folder=folder,
+                threads=limits.threads,
+            ) as con,
             progress(self.name, len(inputs), "parts") as advance,
         ):
             for number, parts in enumerate(items, start=1):

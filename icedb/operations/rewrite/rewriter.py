@@ -38,11 +38,11 @@ from icedb.reader.scan_sql import (
     visible_partitions,
 )
 from icedb.sql.column_stats import statistics_columns
+from icedb.sql.connection_pool import reader
 from icedb.sql.connections import (
     MEMORY_BYTES_MIN,
     RESERVED,
     ROWS_PER_BATCH,
-    connect_reader,
     connect_sandbox,
     disk_full,
     is_disk_full,
@@ -276,15 +276,17 @@ def _engines(
     at_a_time = max(1, min(threads or max(2, os.cpu_count() or 2), share // MEMORY_BYTES_PER_REWRITE))
     if _many_and_small(rewrites, at_a_time, threads):
         threads = 1
-    with connect_reader(handle.location, memory_bytes=share, folder=folder, threads=threads) as reader:
-        reader.execute("SET GLOBAL preserve_insertion_order = true; SET GLOBAL arrow_lossless_conversion = true")
+    size = sum(r.bytes for r in rewrites)
+    with reader(
+        handle.location, read_bytes=size, memory_bytes=share, folder=folder, threads=threads, lossless=True
+    ) as parts:
         if not asking:
-            yield _Engines(reader, None, folder, at_a_time, share // at_a_time)
+            yield _Engines(parts, None, folder, at_a_time, share // at_a_time)
             return
         sandbox_folder = folder / "sandbox"  # not where the reader spills
         sandbox_folder.mkdir()
         with connect_sandbox(sandbox_folder, memory_bytes=share, threads=threads) as sandbox:
-            yield _Engines(reader, sandbox, sandbox_folder, at_a_time, share // at_a_time)
+            yield _Engines(parts, sandbox, sandbox_folder, at_a_time, share // at_a_time)
 
 
 def _many_and_small(rewrites: Sequence[Rewrite], at_a_time: int, threads: int | None) -> bool:

@@ -29,12 +29,11 @@ from icedb.operations.commits.alter import alter
 from icedb.operations.commits.publish import prepare, publish_append
 from icedb.reader.scan_sql import relation
 from icedb.sources.batch import Batch
+from icedb.sql.connection_pool import reader, scratch_connection
 from icedb.sql.connections import (
     ROWS_PER_BATCH,
     WRITE_MEMORY_BYTES_MIN,
     check_write_memory,
-    connect_reader,
-    connect_sandbox,
     quote_name,
 )
 from icedb.sql.partition_expressions import partition_expressions
@@ -167,7 +166,7 @@ def _check_fits(handle: Handle, name: str, query: str, spec: TableSpec) -> None:
     spec = checked_spec(spec, table=location.uri)
     context = WriteContext(location, spec, partition_expressions(spec, table=location.uri), dict(spec.columns))
     user_query = check_query(query, relation=ROWS, table=handle.table, what=f"query of the view '{name}'")
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         nothing = con.execute(typed_nothing(handle.columns)).to_arrow_reader(ROWS_PER_BATCH)
         batch = Batch(nothing, is_answer=True)
         with stage_rows(context, batch, query=user_query):
@@ -201,11 +200,11 @@ def refresh_view(handle: Handle, name: str, *, memory_bytes: int | None = None) 
 
 def _write_all(handle: Handle, target: Handle, view: ViewSpec, state: TableState, memory_bytes: int) -> WrittenParts:
     """Write the view's parts for all live rows of its source."""
+    size = sum(m.bytes for m in state.live)
     with (
         temporary_folder("view") as folder,
-        connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder) as con,
+        reader(handle.location, read_bytes=size, memory_bytes=memory_bytes, folder=folder, lossless=True) as con,
     ):
-        con.execute("SET arrow_lossless_conversion = true")
         rows = relation(handle, [handle.part(m) for m in state.live], handle.columns, {})
         columns = ", ".join(map(quote_name, handle.columns))
         stream = con.execute(f"SELECT {columns} FROM ({rows})").to_arrow_reader(ROWS_PER_BATCH)

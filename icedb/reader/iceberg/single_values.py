@@ -13,8 +13,8 @@ from decimal import Context, Decimal
 from typing import Any
 
 from icedb.reader.iceberg.avro import avro_boolean, avro_long, avro_text
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_texts
-from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = ["avro_type", "avro_value", "binary_value", "encode_bounds", "parse_values"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_name
-from icedb.sql.sandbox_pool import scratch_connection
 
 __all__ = ["INTEGERS", "ColumnType", "arrow_type", "parse_type", "sql_type", "is_arrow_exact"]
 

@@ -30,7 +30,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from icedb.errors import UnsupportedType
-from icedb.sql.connections import connect_sandbox, quote_name
+from icedb.sql.connection_pool import scratch_connection
+from icedb.sql.connections import quote_name
 
 __all__ = ["SparkTypeMapping", "arrow_schema", "type_mapping_of", "spark_schema"]
 
@@ -121,7 +122,7 @@ def type_mapping_of(type_: str) -> SparkTypeMapping:
     """Return the mapping of a DuckDB type, by DuckDB's name of it."""
     if type_ in _PLAIN:
         return _PLAIN[type_]
-    with connect_sandbox() as con:
+    with scratch_connection() as con:
         return _mapping_of(con.type(type_))
 
 

@@ -19,7 +19,8 @@ from icedb.errors import MissingPart, StoreUnavailable
 from icedb.operations.rewrite import prefetch, rewriter
 from icedb.operations.rewrite.engine import ResourceLimits
 from icedb.operations.rewrite.prefetch import concurrent_fetches, fetch_parts
-from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import MEMORY_BYTES_MIN
 from icedb.storage.obstore_store import FETCH_BYTES
 from icedb.storage.parts import Part
 from icedb.writer.part_writer import put_part
@@ -177,11 +178,11 @@ def test_many_small_rewrites_get_one_thread_each(
         table.insert([{"n": n} for n in range(partitions)])
     used: list[int | None] = []
 
-    def connecting(*args: Any, **named: Any) -> Any:
+    def borrowing(*args: Any, **named: Any) -> Any:
         used.append(named["threads"])
-        return connect_reader(*args, **named)
+        return reader(*args, **named)
 
-    monkeypatch.setattr(rewriter, "connect_reader", connecting)
+    monkeypatch.setattr(rewriter, "reader", borrowing)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert table.merge(memory_bytes=memory_bytes).new_parts == partitions
     assert used == [threads]
