@@ -144,7 +144,7 @@ def _new_sandbox(limits: _Limits, below: Path | None) -> _Database:
 
 def _new_reader(limits: _Limits, location: Location, folder: Path | None) -> _Database:
     root = connect_reader(location, memory_bytes=limits.memory_bytes, threads=limits.threads, folder=folder)
-    root.execute("SET enable_external_file_cache = false")  # a file may change before the next use
+    root.execute("SET enable_external_file_cache = false")  # it does not notice that a file was just replaced
     if limits.lossless:
         root.execute("SET GLOBAL arrow_lossless_conversion = true")
     return _Database(root, None, limits)

@@ -154,6 +154,7 @@ def connect_sandbox(
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
     con.execute("SET preserve_insertion_order = true")
     con.execute("SET arrow_lossless_conversion = true")  # Arrow output keeps types such as UUID and HUGEINT
+    con.execute("SET enable_external_file_cache = false")  # it does not notice that a file was just replaced
     _limit(con, memory_bytes, threads)
     set_spill(con, None if folder is None else folder / "spill")
     if folder is not None:

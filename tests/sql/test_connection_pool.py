@@ -11,7 +11,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import icedb
@@ -239,14 +238,21 @@ def test_a_reader_is_reused_for_the_same_limits() -> None:
     assert len(set(seen)) == len(limits)
 
 
-def test_a_reader_reads_a_changed_file_again(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    for n in (1, 2):
-        pq.write_table(pa.table({"n": [n]}), path)
-        os.utime(path, (0, 0))
+def test_a_reused_database_reads_a_replaced_file_again(tmp_path: Path) -> None:
+    for type_ in ("VARCHAR", "BIGINT"):
         with reader(HERE, read_bytes=0) as con:
-            assert con.execute(f"FROM {connections.read_file(path)}").fetchall() == [(n,)]
-    assert len(connection_pool._idle) == 1
+            assert _type_in_file(con, tmp_path / "rows.parquet", type_) == type_
+        with sandbox(None, memory_bytes=None, threads=None) as own:
+            assert _type_in_file(own.con, own.folder / "rows.parquet", type_) == type_
+            own.kept = True
+    assert len(connection_pool._idle) == 2
+
+
+def _type_in_file(con: duckdb.DuckDBPyConnection, path: Path, type_: str) -> str:
+    con.execute(f"COPY (SELECT CAST(NULL AS {type_}) AS n) TO '{path}' (FORMAT parquet)")
+    [read] = con.sql(f"FROM {connections.read_file(path)}").types
+    path.unlink()
+    return str(read)
 
 
 def test_concurrent_threads_have_separate_readers() -> None:
