@@ -1,7 +1,7 @@
 """Pools of DuckDB databases, because to create one takes longer than to write or read a small batch.
 
 A caller has exclusive use of a database, through a separate connection whose temporary tables and relations end with
-it. A database is reused for the same limits, if it was used without an error, is empty and did little work. Pooled
+it. A database is reused for the same limits, if its last use succeeded, left nothing behind and was small. Pooled
 databases are closed before this process forks, and when it ends.
 
 Sandboxes are for statements of users, and readers for the library's own queries over parts. A reader of a bucket has
@@ -91,16 +91,17 @@ def sandbox(folder: Path | None, *, memory_bytes: int | None, threads: int | Non
 
 @contextmanager
 def scratch_connection() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Borrow a sandbox for short queries of the library that leave only temporary tables behind."""
+    """Borrow a sandbox for short queries of the library that leave only temporary tables behind.
+
+    It is reused also after an error, because many are about an invalid expression.
+    """
     limits = _Limits(None, None)
     used = _take(limits) or _new_sandbox(limits, None)
-    kept = False
     try:
         with used.root.cursor() as con:
             yield con
-        kept = _is_usable(used)
     finally:
-        _return(used, kept)
+        _return(used, _is_usable(used))
 
 
 @contextmanager

@@ -143,6 +143,8 @@ def test_a_scratch_connection_has_no_earlier_relations() -> None:
         for name in ("v", "batch"):
             with pytest.raises(duckdb.CatalogException):
                 con.execute(f"FROM {name}")
+    with pytest.raises(duckdb.ParserException), connection_pool.scratch_connection() as con:
+        con.execute("FROM")
     assert connection_pool._idle == [idle]
 
 
