@@ -18,7 +18,6 @@ dg = pytest.importorskip("dagster")
 
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
-from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
 import icedb
 from icedb.errors import (
@@ -328,6 +327,9 @@ def test_a_long_merge_yields_after_a_minute(
 
 @pytest.mark.sampled(days=3)
 def test_merge_newest_runs_first(instance: dg.DagsterInstance, lake: IceDBResource, name: str) -> None:
+    # Large, and each worker imports this module.
+    from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
+
     for other in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])):
         instance.report_run_canceled(other)
     came = ["merge_oldest", "cleanup", "merge_newest"]

@@ -12,7 +12,6 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-from dagster._daemon.types import DaemonHeartbeat
 
 import icedb
 from icedb.errors import StackError
@@ -362,6 +361,8 @@ def test_pools_sets_the_limit_of_each_table_s_pool(project: Path, opened: Any, c
 def test_doctor_finds_no_problem_in_a_sound_platform_and_reports_faults(
     project: Path, opened: Any, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from dagster._daemon.types import DaemonHeartbeat  # large, and each worker imports this module
+
     monkeypatch.setenv("NOWHERE", str(tmp_path / "elsewhere"))
     command("pools", "-d", project)
     assert [f.found for f in examined(project)["daemon"]] == [

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from segment.analytics.client import Client as SegmentClient
 
 from icedb import Table
 from icedb.services.ingest.events.segment import SEGMENT_SCHEMA
@@ -49,6 +48,8 @@ def webhook(client: IngestClient, document: Any, *, secret: str = SECRET, tenant
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_its_own_library_sends_every_kind_of_call(service: IngestProcess, lake: Path, packed: bool) -> None:
+    from segment.analytics.client import Client as SegmentClient  # large, and each worker imports this module
+
     errors: list[object] = []
     library = SegmentClient(
         KEY,

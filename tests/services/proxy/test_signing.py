@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import boto3
@@ -31,7 +32,6 @@ from botocore.config import Config
 from botocore.credentials import ReadOnlyCredentials
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mypy_boto3_s3 import S3Client
 from obstore.store import S3Store
 
 from icedb.services.proxy.config.tenants import AccessKey, KeyOwner, Tenant
@@ -52,6 +52,9 @@ from tests.support.proxy.proxy_signatures import (
     signed,
     unix_ms,
 )
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 #: The time of signatures and of the proxy's clock.
 AT = "20261121T100000Z"
