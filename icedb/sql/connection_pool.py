@@ -119,16 +119,17 @@ def reader(
     `read_bytes` is the size of the parts that they read. With `lossless`, Arrow output keeps types such as UUID.
     """
     limits = _Limits(memory_bytes, threads, is_reader=True, lossless=lossless)
-    pooled = location.scheme != "s3"
-    used = _take(limits) if pooled else None
+    is_local = location.scheme != "s3"
+    used = _take(limits) if is_local else None
     if used is None:
         used = _new_reader(limits, location, folder)
+    else:
+        set_spill(used.root, spill_folder(folder))
     kept = False
     try:
-        set_spill(used.root, spill_folder(folder))
         with used.root.cursor() as con:
             yield con
-        kept = pooled and read_bytes <= READ_BYTES_MAX and _has_not_spilled(used) and _is_empty(used)
+        kept = is_local and read_bytes <= READ_BYTES_MAX and _has_not_spilled(used) and _is_empty(used)
     finally:
         _return(used, kept)
 
@@ -145,7 +146,8 @@ def _new_sandbox(limits: _Limits, below: Path | None) -> _Database:
 
 def _new_reader(limits: _Limits, location: Location, folder: Path | None) -> _Database:
     root = connect_reader(location, memory_bytes=limits.memory_bytes, threads=limits.threads, folder=folder)
-    root.execute("SET enable_external_file_cache = false")  # it does not notice that a file was just replaced
+    if location.scheme != "s3":  # the cache does not notice that a file was just replaced
+        root.execute("SET enable_external_file_cache = false")
     if limits.lossless:
         root.execute("SET GLOBAL arrow_lossless_conversion = true")
     return _Database(root, None, limits)
