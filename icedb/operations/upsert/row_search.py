@@ -12,7 +12,8 @@ from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
 from icedb.operations.rewrite.prefetch import small_parts_here
 from icedb.operations.upsert.arrow_file import ArrowFile
 from icedb.reader.scan_sql import FILE_COLUMN, ROW_COLUMN, relation, translated_read_errors
-from icedb.sql.connections import ROWS_PER_BATCH, connect_reader, memory_bytes_default
+from icedb.sql.connection_pool import reader
+from icedb.sql.connections import ROWS_PER_BATCH, memory_bytes_default
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import progress
@@ -56,10 +57,16 @@ class RowSearch(DistributedTask[tuple[Part, ...], bytes]):
         with (
             translated_read_errors(handle, inputs, as_of_ms=started_ms, wrong_sql=self.wrong_sql),
             temporary_folder("find", below=limits.folder) as folder,
-            connect_reader(handle.location, memory_bytes=memory_bytes, folder=folder, threads=limits.threads) as con,
+            reader(
+                handle.location,
+                read_bytes=sum(p.bytes for p in inputs),
+                memory_bytes=memory_bytes,
+                folder=folder,
+                threads=limits.threads,
+                lossless=True,
+            ) as con,
             progress(self.name, len(inputs), "parts") as advance,
         ):
-            con.execute("SET arrow_lossless_conversion = true")
             if self.incoming is not None:
                 con.register("incoming", self.incoming.table())
             for number, parts in enumerate(items):
@@ -73,14 +80,14 @@ class RowSearch(DistributedTask[tuple[Part, ...], bytes]):
         con.register("files", files)
         rows = relation(handle, parts, self.schema, self.types, with_row=True)
         selected = "".join(f", {sql} AS {name}" for name, sql in self.selected.items())
-        reader = con.execute(
+        matching = con.execute(
             f"SELECT files.part, matching.* EXCLUDE (file) FROM ("
             f"SELECT {FILE_COLUMN} AS file, {ROW_COLUMN} AS row{selected} FROM ({rows}) AS t {self.condition}"
             f") AS matching JOIN files USING (file)"
         ).to_arrow_reader(ROWS_PER_BATCH)
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(sink, reader.schema, options=options) as writer:
-            for batch in reader:
+        with pa.ipc.new_stream(sink, matching.schema, options=options) as writer:
+            for batch in matching:
                 writer.write_batch(batch)
         return bytes(sink.getvalue())

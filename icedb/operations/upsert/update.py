@@ -15,11 +15,11 @@ from icedb.operations.upsert.row_changes import RowChanges
 from icedb.operations.upsert.row_search import RowSearch
 from icedb.reader.part_pruning import prune_parts
 from icedb.reader.scan_sql import visible_partitions
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_name, quote_text
 from icedb.sql.expressions import parse_expression
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_predicate
-from icedb.sql.sandbox_pool import scratch_connection
 from icedb.sql.types import typed_nothing
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
 from icedb.transaction.table_handle import Handle
