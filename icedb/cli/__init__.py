@@ -12,6 +12,7 @@ try:
         listing,
         history,
         write,
+        rows,
         export,
         change,
         maintain,

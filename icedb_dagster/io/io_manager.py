@@ -2,7 +2,8 @@
 
 The rows of an output are written as parts (data files) first. One commit then makes all of them visible, or none.
 `overwrite` (the default) atomically replaces the rows of exactly the partitions of the run, or all rows of an
-asset without partitions. `append` adds rows, exactly once for each run, step and partition. A missing table is created.
+asset without partitions. `append` adds rows, exactly once for each run, step and partition. `upsert` inserts, updates
+and deletes rows by key, exactly once like an append. A missing table is created.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
@@ -14,7 +15,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from icedb import Snapshot, Table
+from icedb import Snapshot, Table, UpsertReport
 from icedb.errors import InvalidArgument, InvalidOption, TableNotFound
 from icedb.format.table_spec import ROW_GROUP_ROWS, SchemaMode
 from icedb.operations.write.spark_frames import Distribution
@@ -46,6 +47,10 @@ from icedb_dagster.resource_fields import CheckedFields
 __all__ = ["IceDBIOManager"]
 
 COLUMN_LINEAGE = "dagster/column_lineage"
+_UPSERT_FIGURES = (
+    "inserted_rows", "updated_rows", "unchanged_rows", "deleted_rows", "searched_parts", "rewritten_parts",
+    "removed_parts",
+)  # fmt: skip
 
 
 class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
@@ -74,7 +79,8 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         icedb: The `IceDBResource` with the tables.
         pyspark: A `PySparkResource` or `LazyPySparkResource` with the session for inputs that are Spark DataFrames. By
             default it is the session of the asset's own resources, or the active session of the process.
-        mode: `overwrite` or `append`.
+        mode: `overwrite`, `append` or `upsert`. An upsert needs the key columns in the metadata, as `on`. The metadata
+            may also have `when_matched`, `delete_where` and `order_by`, as for `icedb.Table.upsert`.
         schema_mode: Whether an overwrite of a whole table keeps the columns that its rows lack (`merge`) or drops them
             (`overwrite`), as for `icedb.Table.overwrite`.
         on_conflict: The treatment of values that do not fit their column's type; see `icedb.Table.insert`.
@@ -170,16 +176,17 @@ class IceDBIOManager(CheckedFields, dg.ConfigurableIOManager):
         wrote_itself = obj is None or is_of_table(obj, uri)
         options, selection = self._options(context, uri, wrote_itself=wrote_itself)
         if wrote_itself:
-            table, commit, txn = self.icedb.table(context.asset_key), None, None
+            table, figures = self.icedb.table(context.asset_key), {}
         else:
             check_output(obj, table=uri)
             table = self.icedb.table_or_create(context.asset_key, **options.create)
             if selection is not None:
                 _check_partitions(table, selection, options.mode)
-            txn = _transaction(context, selection) if options.mode == "append" else None
+            txn = None if options.mode == "overwrite" else _transaction(context, selection)
             with frame_progress(context, obj):
-                commit = write(table, obj, options, selection, txn)
-        figures = {} if commit is None else {**_figures(commit, options), **_commit_identity(table, commit, txn)}
+                written = write(table, obj, options, selection, txn)
+            commit = written.commit if isinstance(written, UpsertReport) else written
+            figures = {**_figures(written, commit, options), **_commit_identity(table, commit, txn)}
         _report(context, table.snapshot(), figures, options, selection)
 
     def _options(
@@ -304,7 +311,7 @@ def _predicate(selection: Selection, snapshot: Snapshot) -> str:
 
 
 def _check_partitions(table: Table, selection: Selection, mode: Mode) -> None:
-    """Check the partitions of an overwrite before any row is read. Appended rows may be in any partition."""
+    """Check the partitions of an overwrite before any row is read. Other rows may be in any partition."""
     if not selection.keys:
         raise InvalidOption(
             f"{table.uri}: the run has no partition of the asset, so the rows have no destination. Start the run for a "
@@ -402,10 +409,14 @@ def _commit_identity(table: Table, commit: Commit, txn: Txn | None) -> Mapping[s
     return {}
 
 
-def _figures(commit: Commit, options: AssetOptions) -> Mapping[str, Any]:
+def _figures(written: Commit | UpsertReport, commit: Commit, options: AssetOptions) -> Mapping[str, Any]:
     """Return the figures of the output: `repeated` is true if an earlier try of the step had added the rows."""
     figures: dict[str, Any] = {"icedb/mode": options.mode, "icedb/rows_written": commit.rows}
-    if options.mode == "append":
+    if isinstance(written, UpsertReport):
+        # The commit also names the parts that were rewritten without the rows that changed.
+        figures["icedb/rows_written"] = written.inserted_rows + written.updated_rows
+        figures |= {f"icedb/{name}": getattr(written, name) for name in _UPSERT_FIGURES}
+    if options.mode != "overwrite":
         figures["icedb/repeated"] = commit.repeated
     if options.on_conflict == "quarantine":
         figures["icedb/rows_quarantined"] = commit.quarantined_rows

@@ -17,15 +17,25 @@ import msgspec
 
 from icedb.errors import InvalidOption
 from icedb.format.table_spec import Aggregating, Dedup, Merging, Replacing, SchemaMode
+from icedb.operations.upsert.upsert import WhenMatched
 from icedb.operations.write.spark_frames import Distribution
 from icedb.sources.batch import OnConflict
 from icedb.sql.partition_expressions import parse_partition_by
 from icedb.writer.spec_options import SpecOptions
 from icedb_dagster.partitioning.partitions import ONLY, dimensions
 
-__all__ = ["AssetOptions", "Mode", "OnEmpty", "has_partition_expr", "input_options", "on_dropped", "partition_columns"]
+__all__ = [
+    "AssetOptions",
+    "Mode",
+    "OnEmpty",
+    "UpsertOptions",
+    "has_partition_expr",
+    "input_options",
+    "on_dropped",
+    "partition_columns",
+]
 
-Mode = Literal["append", "overwrite"]
+Mode = Literal["append", "overwrite", "upsert"]
 OnEmpty = Literal["auto", "raise", "clear"]
 OnDropped = Literal["raise", "empty"]
 
@@ -37,7 +47,10 @@ _OF_TABLES = ("partition_by", "sort_by", "compression", "row_group_rows", "bloom
 #: Options of a single output, in the metadata of `dg.Output` or `dg.MaterializeResult`.
 _OF_OUTPUTS = (
     "mode", "schema_mode", "on_conflict", "on_empty", "preview_rows", "partitions_max", "memory_bytes", "distribution",
+    "on", "when_matched", "delete_where", "order_by",
 )  # fmt: skip
+#: Options that need the mode `upsert`.
+_OF_UPSERTS = ("on", "when_matched", "delete_where", "order_by")
 _OPTIONS = (*_OF_OUTPUTS, *_OF_TABLES, *_OF_ASSETS)
 
 _OF_INPUTS = ("columns", "where", "on_dropped")
@@ -50,7 +63,7 @@ _ELSEWHERE = {
     "partition_spec_update_mode": "Table.alter(partition_by=...)",
     "root_name": _KEY,
     "schema_update_mode": "'icedb/schema_policy': new columns are added unless it is 'declared'",
-    "upsert_options": "'icedb/merging': icedb.Replacing(...)",
+    "upsert_options": "'icedb/mode': 'upsert', with the key columns in 'icedb/on'",
     "write_mode": "'icedb/mode'",
 }
 
@@ -78,6 +91,8 @@ class AssetOptions:
     distribution: Distribution
     columns: Mapping[str, str]
     create: SpecOptions
+    #: None in the other modes.
+    upsert: "UpsertOptions | None"
 
     @classmethod
     def of(
@@ -96,7 +111,8 @@ class AssetOptions:
         """
         _reject_misspelled(metadata, table)
         _reject_settings_of_others(metadata, table)
-        values = {**defaults, **_metadata_options(metadata, table), **_output_options(of_output or {}, table)}
+        of_asset = {**defaults, **_metadata_options(metadata, table)}
+        values = {**of_asset, **_output_options(of_output or {}, table)}
         expressions = {} if partitions is None else _partition_expressions(values, partitions, table)
         create = _create_options(values, list(expressions.values()), table)
         columns = _names(expressions, table)
@@ -112,9 +128,10 @@ class AssetOptions:
             distribution=_choice(values, "distribution", get_args(Distribution), table),
             columns=columns,
             create=create,
+            upsert=_upsert_options(values, create, table, of_asset["mode"]),
         )
-        if options.schema_mode == "overwrite" and (expressions or options.mode == "append"):
-            kind = "the asset is partitioned" if expressions else "the mode is 'append'"
+        if options.schema_mode == "overwrite" and (expressions or options.mode != "overwrite"):
+            kind = "the asset is partitioned" if expressions else f"the mode is '{options.mode}'"
             raise InvalidOption(
                 f"{table}: schema_mode is 'overwrite', which replaces the columns of the whole table, but {kind}. Use "
                 "'merge', and drop columns with Table.alter(drop_columns=[...])."
@@ -125,6 +142,51 @@ class AssetOptions:
                 "empty the table. Set only one of them."
             )
         return options
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertOptions:
+    """The options of an upsert, as for `icedb.Table.upsert`."""
+
+    on: tuple[str, ...]
+    when_matched: WhenMatched
+    delete_where: str | None
+    order_by: tuple[str, ...]
+
+
+def _upsert_options(
+    values: Mapping[str, Any], create: SpecOptions, table: str, asset_mode: str
+) -> UpsertOptions | None:
+    """Return the options of the mode `upsert`. Raises InvalidOption for a combination with others that cannot work.
+
+    A single output of an asset that upserts may have another mode.
+    """
+    if values["mode"] != "upsert":
+        for name in _OF_UPSERTS:
+            if name in values and asset_mode != "upsert":
+                raise InvalidOption(
+                    f"{table}: the asset's metadata has '{name}', which needs the mode 'upsert', but the mode is "
+                    f"{values['mode']!r}. Set 'icedb/mode': 'upsert'."
+                )
+        return None
+    if not values.get("on"):
+        raise InvalidOption(
+            f"{table}: the mode is 'upsert', but the metadata has no 'icedb/on'. Name the columns that identify a row: "
+            "'icedb/on': ['id']."
+        )
+    if "merging" in create:
+        raise InvalidOption(f"{table}: 'merging' combines rows by key in merges, so the mode cannot be 'upsert'.")
+    if values["on_conflict"] == "quarantine":
+        raise InvalidOption(f"{table}: on_conflict is 'quarantine', but the mode 'upsert' takes 'raise' or 'cast'.")
+    texts = {name: [values[name]] if isinstance(values.get(name), str) else values.get(name, ())
+             for name in ("on", "order_by")}  # fmt: skip
+    delete_where = values.get("delete_where")
+    if delete_where is not None and not isinstance(delete_where, str):
+        raise InvalidOption(f"{table}: delete_where is {delete_where!r}; give a DuckDB condition as text.")
+    when_matched = _choice({"when_matched": "update", **values}, "when_matched", get_args(WhenMatched), table)
+    return UpsertOptions(
+        _texts(texts, "on", table), cast("WhenMatched", when_matched), delete_where, _texts(texts, "order_by", table)
+    )
 
 
 def partition_columns(

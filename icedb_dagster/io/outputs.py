@@ -2,20 +2,22 @@
 
 append       adds the rows, exactly once for each run, step and partition, however often the step is retried
 overwrite    replaces the rows of exactly the partitions of the run, or all rows of an asset without partitions
+upsert       inserts, updates and deletes rows by key in the whole table, exactly once like an append
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from icedb import Snapshot, Table
+from icedb import Snapshot, Table, UpsertReport
 from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption, TooManyPartitions
+from icedb.operations.upsert.change_rows import CHANGE_MEMORY_BYTES_MIN
 from icedb.operations.write.insert import overwrite
 from icedb.operations.write.spark_frames import check_frame, is_spark_frame
 from icedb.sources.batch import WriteOptions
@@ -28,7 +30,7 @@ from icedb.storage.location import parse_location
 from icedb.transaction.append import Commit
 from icedb.transaction.idempotent_append import Txn
 from icedb_dagster.io.inputs import type_name
-from icedb_dagster.io.options import AssetOptions
+from icedb_dagster.io.options import AssetOptions, UpsertOptions
 from icedb_dagster.partitioning.alignment import partitions_limit, time_values_hint
 from icedb_dagster.partitioning.partitions import Selection
 
@@ -68,14 +70,18 @@ def transaction(run_id: str, step_key: str, keys: Sequence[str]) -> Txn:
     return "/".join(["dagster", run_id, step_key, *([partition] if keys else [])]), 0
 
 
-def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | None, txn: Txn | None) -> Commit:
+def write(
+    table: Table, obj: Any, options: AssetOptions, selection: Selection | None, txn: Txn | None
+) -> Commit | UpsertReport:
     """Commit an output.
 
     `selection` holds the partitions of the run, or None for an asset without partitions. `txn` is the idempotency key
-    of an append. Raises EmptyBatch for an overwrite without rows, unless the options clear the partitions. Errors of
-    `Table.insert` and `Table.overwrite` are raised, too.
+    of an append or upsert. Raises EmptyBatch for an overwrite without rows, unless the options clear the partitions.
+    Errors of `Table.insert`, `Table.overwrite` and `Table.upsert` are raised, too.
     """
     data = _rows(table, obj)
+    if options.upsert is not None:
+        return _upsert(table, data, options, options.upsert, txn)
     limits = WriteOptions(
         on_conflict=options.on_conflict,
         memory_bytes=options.memory_bytes or _memory_bytes_of_step(),
@@ -111,6 +117,21 @@ def write(table: Table, obj: Any, options: AssetOptions, selection: Selection | 
             'rows, or allow empty partitions in the asset\'s metadata: "icedb/on_empty": "clear".',
             table=table.uri,
         ) from None
+
+
+def _upsert(table: Table, data: Any, options: AssetOptions, upsert: UpsertOptions, txn: Txn | None) -> UpsertReport:
+    if is_spark_frame(data):
+        data = data.toArrow()
+    return table.upsert(
+        data,
+        upsert.on,
+        when_matched=upsert.when_matched,
+        delete_where=upsert.delete_where,
+        order_by=upsert.order_by,
+        on_conflict=cast('Literal["raise", "cast"]', options.on_conflict),
+        txn=txn,
+        memory_bytes=options.memory_bytes or max(_memory_bytes_of_step(), CHANGE_MEMORY_BYTES_MIN),
+    )
 
 
 def _rows(table: Table, obj: Any) -> Any:

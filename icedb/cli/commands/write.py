@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from icedb.format.table_spec import TableSpec
     from icedb.transaction.append import Commit
 
-__all__ = ["spec_document"]
+__all__ = ["Transaction", "spec_document"]
 
 
 # ------------------------------------------------------------------------------------------------ create
@@ -105,20 +105,23 @@ def _txn(text: str) -> tuple[str, int]:
     return application, int(sequence)
 
 
+Transaction = Annotated[
+    Any,
+    typer.Option(
+        "--txn",
+        parser=_txn,
+        metavar="NAME:NUMBER",
+        help="Commit exactly once: skip if this name has committed this number or a later one.",
+    ),
+]
+
+
 @verb(WRITE, "icedb insert s3://lake/events rows.jsonl --txn nightly-load:42")
 def insert(
     connection: Connection,
     uri: Uri,
     files: Files,
-    txn: Annotated[
-        Any,
-        typer.Option(
-            "--txn",
-            parser=_txn,
-            metavar="NAME:NUMBER",
-            help="Commit exactly once: skip if this name has committed this number or a later one.",
-        ),
-    ] = None,
+    txn: Transaction = None,
     on_conflict: OnConflict = "raise",
     format: Format = None,  # noqa: A002  the flag's name
     dry_run: DryRun = False,

@@ -20,12 +20,13 @@ from icedb.transaction.idempotent_append import repeated
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import temporary_folder
 
-__all__ = ["ChangedParts", "Resources", "check_changeable", "commit_changes", "resources"]
+__all__ = ["CHANGE_MEMORY_BYTES_MIN", "ChangedParts", "Resources", "check_changeable", "commit_changes", "resources"]
 
 # The shares of the memory for the rows that were found, and for searching, sorting and rewriting, as divisors. The rest
 # is for rows in transit between these, in Arrow.
 _MATCHES_SHARE = 4
 _WORK_SHARE = 2
+CHANGE_MEMORY_BYTES_MIN = MEMORY_BYTES_MIN * _WORK_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,10 @@ def check_changeable(handle: Handle, verb: str) -> None:
 def resources(handle: Handle, memory_bytes: int | None, engine: Engine | None) -> Iterator[Resources]:
     """Yield the resources of a change. Raises InvalidOption if the memory is too little."""
     memory_bytes = memory_bytes_default() if memory_bytes is None else memory_bytes
-    least = MEMORY_BYTES_MIN * _WORK_SHARE
-    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < least:
-        raise InvalidOption(f"{handle.table}: memory_bytes is {memory_bytes!r}. Pass at least {least}.")
+    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < CHANGE_MEMORY_BYTES_MIN:
+        raise InvalidOption(
+            f"{handle.table}: memory_bytes is {memory_bytes!r}. Pass at least {CHANGE_MEMORY_BYTES_MIN}."
+        )
     held, working = memory_bytes // _MATCHES_SHARE, memory_bytes // _WORK_SHARE
     with (
         temporary_folder("change") as folder,
