@@ -80,17 +80,17 @@ def _plan(operation: _Repair, state: TableState, t_ms: int, plan: Callable[..., 
 TRANSACTIONS = icedb.transaction.idempotent_append
 #: Seeded fault -> the scene, the first of its seeds that detects it, and the replaced attribute.
 BREAKS: dict[str, tuple[str, int, object, str, object]] = {
-    "log_files_of_v3_are_skipped_by_their_names": ("v3 writers", 0, LogName, "is_ours", property(lambda _: True)),
+    "log_files_of_v3_are_skipped_by_their_names": ("v3 writers", 1, LogName, "is_ours", property(lambda _: True)),
     "no_program_compares_the_clocks": ("clocks", 0, StoreChecks, "_compare", lambda *_: None),
-    "log_files_far_ahead_are_replaced": ("clocks", 0, TableState, "far_ahead", lambda *_: frozenset()),
+    "log_files_far_ahead_are_replaced": ("clocks", 1, TableState, "far_ahead", lambda *_: frozenset()),
     "transactions_take_no_claim": ("forgotten transactions", 13, TRANSACTIONS, "_take", lambda _handle, own: own),
     "old_claims_are_published_although_parts_are_gone": (
-        "forgotten transactions", 28, TRANSACTIONS, "_lost_part", lambda *_: None
+        "forgotten transactions", 113, TRANSACTIONS, "_lost_part", lambda *_: None
     ),
     "claims_go_to_the_store_of_the_parts": ("two stores", 0, SplitStore, "__init__", _made),
     "imports_ignore_the_copies_of_others": ("imports", 0, NamedParts, "reason", _reason),
     "rows_with_ids_are_committed_by_plain_appends": ("group commits", 4, Committer, "_publish", _publish),
-    "two_programs_maintain_without_fencing": ("no fencing", 2, NoFencing, "_is_free", lambda *_: True),
+    "two_programs_maintain_without_fencing": ("no fencing", 3, NoFencing, "_is_free", lambda *_: True),
     "repairs_ignore_parts_that_were_added_since": ("repairs", 12, _Repair, "plan", _plan),
     "refreshed_views_forget_the_transactions_of_their_source": (
         "views", 2, icedb.operations.write.views, "_sequences", lambda _: {}

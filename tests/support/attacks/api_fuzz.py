@@ -197,7 +197,7 @@ def _right(name: str, world: FuzzTarget) -> object:
         "schemaLineIndex": lambda: 1, "fileLineIndex": lambda: 2, "min_age_ms": lambda: 10**12,
         "removal_func": lambda: lambda _: [], "target_partition": lambda: "p=1",
         "filter_query": lambda: "SELECT * FROM _rows",
-        "grace_ms": lambda: 10**12,
+        "grace_ms": lambda: 10**12, "on": lambda: ["a"], "set": lambda: {"a": "a + 1"},
     }  # fmt: skip
     return values[name]()
 
