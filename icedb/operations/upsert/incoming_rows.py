@@ -101,10 +101,16 @@ def read_incoming(
         names = staged_names(columns)
         selected = ", ".join(f"{quote_name(c)} AS {name}" for c, name in names.items())
         con.register("batch", stage.stream())
-        con.execute(
-            f"CREATE OR REPLACE TEMP TABLE incoming AS SELECT row_number() OVER () - 1 AS {NUMBER}, "
-            f"{deletes} AS {DELETES}, {selected} FROM batch AS t"
-        )
+        try:
+            con.execute(
+                f"CREATE OR REPLACE TEMP TABLE incoming AS SELECT row_number() OVER () - 1 AS {NUMBER}, "
+                f"{deletes} AS {DELETES}, {selected} FROM batch AS t"
+            )
+        except duckdb.DataError as error:
+            raise InvalidOption(
+                f"{handle.table}: delete_where {quote_text(str(delete_where))} has no value for some row of the batch "
+                f"({str(error).splitlines()[0]}). Use TRY_CAST, or correct the rows."
+            ) from None
         con.unregister("batch")
     keys = [names[c] for c in on]
     if order_by:

@@ -318,6 +318,7 @@ REJECTED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"delete_where": "nosuch = 1"}, UnknownColumn, "nosuch"),
     ({"delete_where": "id"}, InvalidOption, "true nor false"),
     ({"delete_where": "(SELECT true)"}, InvalidOption, "subquery"),
+    ({"delete_where": "CAST('x' || v AS INT) = 1"}, InvalidOption, "no value for some row"),
     ({"on_conflict": "quarantine"}, InvalidOption, "'raise' or 'cast'"),
     ({"memory_bytes": 1}, InvalidOption, "memory_bytes"),
     ({"txn": ("x", -1)}, InvalidOption, "txn"),
