@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from icedb.operations.upsert.upsert import UpsertReport, WhenMatched
     from icedb.operations.write.spark_frames import Distribution
     from icedb.reader.snapshot import Snapshot
+    from icedb.sources.batch import OnConflict
     from icedb.spark.datasource.options import Overwrite
     from icedb.spark.read_frames import ReadEngine
     from icedb.transaction.append import Commit
     from icedb.transaction.idempotent_append import Txn
     from icedb.util.times import AsOf
 
-__all__ = ["SparkEngine", "frame", "read", "register", "write"]
+__all__ = ["SparkEngine", "frame", "read", "register", "upsert", "write"]
 
 
 def register(spark: SparkSession) -> None:
@@ -100,6 +102,79 @@ def write(
         txn=txn,
         part_bytes=part_bytes,
         memory_bytes=memory_bytes,
+    )
+
+
+def upsert(
+    frame: DataFrame,
+    uri: str | os.PathLike[str],
+    on: Sequence[str],
+    *,
+    when_matched: WhenMatched = "update",
+    columns: Sequence[str] | None = None,
+    delete_where: str | None = None,
+    order_by: Sequence[str] = (),
+    on_conflict: OnConflict = "raise",
+    txn: Txn | None = None,
+    dry_run: bool = False,
+    memory_bytes: int | None = None,
+    driver_memory_bytes: int | None = None,
+    tasks_max: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> UpsertReport:
+    """Insert rows with new keys, and update or delete the stored rows with the others, in one exclusive commit.
+
+    It does what `Table.upsert` does. Spark's tasks compute the rows of the frame, search for their keys in the parts
+    (data files), and rewrite the parts with rows that change. The driver writes the new rows and commits once.
+
+    The rows of the frame (the batch) are a file on the driver, and are sent to each task of the search. A task holds
+    them about twice, uncompressed, besides `memory_bytes`. Over Spark Connect a batch has at most about 100 MiB. Split
+    a larger batch, or rewrite its partitions with `write(overwrite="dynamic")`.
+
+    Args:
+        frame: the rows. Spark must compute the same rows again if it repeats a task.
+        uri: the address of the table.
+        on: the key columns.
+        when_matched: as for `Table.upsert`, and so are `columns`, `delete_where`, `order_by` and `on_conflict`.
+        txn: the idempotency key of the upsert, as for `Table.upsert`. In `foreachBatch`: `(name, batch_id)`.
+        dry_run: return the report, and write nothing.
+        memory_bytes: the memory of DuckDB in each task, in bytes, before it spills to disk (512 MiB).
+        driver_memory_bytes: the memory of DuckDB on the driver, in bytes, as `memory_bytes` of `Table.upsert`.
+        tasks_max: the maximum number of tasks of a job (1,000).
+        storage_options: options of the store, as for `Table.open`.
+
+    Returns:
+        The report.
+
+    Raises:
+        InvalidBatch: the frame cannot be computed, a key occurs twice, or a row is invalid.
+        SparkJobFailed: a job failed for a reason that is not an error of IceDB. Nothing was changed.
+        IceDBError: as for `Table.upsert`.
+
+    Example:
+        icedb.spark.upsert(changes, "s3://lake/users", on=["id"], delete_where="op = 'd'", order_by=["ts_ms"])
+    """
+    from icedb.spark import upsert_frames
+    from icedb.spark.spark_engine import MEMORY_BYTES
+    from icedb.table import Table
+
+    return upsert_frames.upsert(
+        frame,
+        Table.open(uri, storage_options=storage_options),
+        on,
+        when_matched=when_matched,
+        columns=columns,
+        delete_where=delete_where,
+        order_by=order_by,
+        on_conflict=on_conflict,
+        txn=txn,
+        dry_run=dry_run,
+        driver_memory_bytes=driver_memory_bytes,
+        engine=SparkEngine(
+            frame.sparkSession,
+            memory_bytes=MEMORY_BYTES if memory_bytes is None else memory_bytes,
+            tasks_max=tasks_max,
+        ),
     )
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 import shutil
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +19,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from icedb.errors import AccessDenied, InvalidOption, InvariantViolated, SchemaConflict, StaleCheckpoint
 from icedb.spark.datasource.writer import open_stream_writer
-from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
-from tests.support.spark.spark_clusters import Driver, RemoteError, SharedDriver, environment
+from tests.support.object_stores.counting_proxy import HttpRequest
+from tests.support.spark.spark_clusters import Driver, RemoteError, environment
 from tests.support.spark.spark_scene import (
     DENIED,
     SparkScene,
@@ -36,44 +31,10 @@ from tests.support.spark.spark_scene import (
     refuse_first_part,
     rows,
 )
+from tests.support.spark.spark_streams import ROWS, EventFolder, killed_at
 from tests.support.spark.spark_tables import log_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
-
-ROWS = 20
-FIRST = 1_790_000_000
-POLL_SECONDS = 0.002
-
-
-class EventFolder:
-    """A folder that receives files of events, and the checkpoint of the stream that reads it."""
-
-    def __init__(self, folder: Path, place: dict[str, str]) -> None:
-        self.files, self.checkpoint = folder / "files", folder / "checkpoint"
-        self.files.mkdir()
-        self._place = place
-        self.arrived = 0
-
-    def arrive(self, files: int = 1) -> None:
-        for number in range(self.arrived, self.arrived + files):
-            lines = [json.dumps({"n": n, "label": f"é{n}"}) for n in range(number * ROWS, (number + 1) * ROWS)]
-            unfinished = self.files / f".{number:05}"
-            unfinished.write_text("\n".join(lines))
-            os.utime(unfinished, times=(FIRST + number, FIRST + number))  # Spark takes the oldest first
-            unfinished.rename(self.files / f"{number:05}.json")
-        self.arrived += files
-
-    def stream(self, driver: Driver | SharedDriver, **options: Any) -> int:
-        """Read all that has arrived; gives the number of the last batch."""
-        answer = driver.ask(
-            "stream", place=self._place, files=str(self.files), checkpoint=str(self.checkpoint), **options
-        )
-        return int(answer)
-
-    @property
-    def numbers(self) -> list[int]:
-        """Return the numbers of all events so far."""
-        return list(range(self.arrived * ROWS))
 
 
 @pytest.fixture
@@ -190,56 +151,6 @@ MOMENTS = [
     ("noted", "", "offsets"),
     ("noted", "", "commits"),
 ]
-
-
-@contextmanager
-def killed_at(
-    driver: Driver, moment: tuple[str, str, str], skip: int, source: EventFolder, proxy: CountingProxy
-) -> Any:
-    """Kill a driver at the n-th request, or at Spark's n-th write to the checkpoint."""
-    when, method, what = moment
-    if when == "noted":
-        with killed_when_noted(driver, source.checkpoint / what, skip):
-            yield
-        return
-    paths: list[str] = []
-
-    def is_the_one(request: HttpRequest) -> bool:
-        if request.kind == method and what in request.path:
-            paths.append(request.path)
-        return len(paths) > skip
-
-    def kill(_: HttpRequest) -> None:
-        driver.kill()
-        raise ConnectionAbortedError
-
-    setattr(proxy, when, once(is_the_one, kill))
-    try:
-        yield
-    finally:
-        proxy.before = proxy.after = None
-
-
-@contextmanager
-def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]:
-    def notes() -> set[str]:
-        return {p.name for p in folder.glob("[0-9]*")}
-
-    before, over = notes(), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(POLL_SECONDS):
-            if len(notes() - before) > skip:
-                driver.kill()
-                return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
 
 
 @pytest.mark.sampled(days=6)

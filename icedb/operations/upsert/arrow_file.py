@@ -15,7 +15,8 @@ __all__ = ["ArrowFile"]
 class ArrowFile:
     """Rows in a file of this machine, or in memory after they were sent to another process.
 
-    In this process the file is mapped into memory, so its rows do not count towards a memory limit.
+    In this process the file is mapped into memory, so its rows do not count towards a memory limit. Rows are sent
+    compressed, and are decompressed in the process that received them.
     """
 
     rows: Path | bytes
@@ -34,4 +35,12 @@ class ArrowFile:
         return pa.ipc.open_file(source).read_all()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrowFile, (self.rows if isinstance(self.rows, bytes) else self.rows.read_bytes(),)
+        return ArrowFile, (self.rows if isinstance(self.rows, bytes) else self._compressed(),)
+
+    def _compressed(self) -> bytes:
+        sink = pa.BufferOutputStream()
+        rows = self.table()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, rows.schema, options=options) as writer:
+            writer.write_table(rows)
+        return bytes(sink.getvalue())

@@ -68,11 +68,13 @@ _HAPPENED = {
 # Patterns of failures during planning, in a task, or in the computation of the rows.
 _BEFORE_COMMIT = re.compile(
     r"Job aborted due to stage failure|Task \d+ in stage|Failed to (?:create|lookup|plan) "
-    r"|, in write_parts\b"  # the function of tasks; a task's error may come without Spark's message
+    r"|Traceback \(most recent"  # of a Python function of the frame, or of a task; Spark may omit its own message
     r"|\A(?:\([\w.$]+\) )?"  # Spark Connect's name of the error
     r"\[(?!PYTHON_DATA_SOURCE_ERROR|SPARK_JOB_CANCELLED|OPERATION_|SESSION_|INTERNAL_ERROR)[A-Z_.]+\]"
 )
-_IN_COMMIT = re.compile(r"Failed to commit or abort")
+_IN_COMMIT = re.compile(
+    r"Failed to commit or abort|, in (?:commit|abort)\b|commit_data_source_write\.py|python_streaming_sink_runner\.py"
+)
 
 
 def explained(error: Exception, *, table: str) -> IceDBError:
@@ -147,7 +149,8 @@ def _what_happened(text: str) -> str:
 
 def _reason(text: str) -> str:
     """Return one line: the last error of a Python trace, or the beginning of Spark's message."""
-    raised = [match["reason"] for match in _PYTHON.finditer(text)] if "Traceback (most recent" in text else []
+    is_python = re.search(r"Traceback \(most recent|\AAn exception was thrown from the Python worker", text)
+    raised = [match["reason"] for match in _PYTHON.finditer(text)] if is_python else []
     return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
 
 

@@ -54,6 +54,14 @@ def write(spark: SparkSession, place: Place, first: int, last: int, tasks: int =
     return icedb_spark.write(frame, uri, storage_options=storage_options, **arguments).rows
 
 
+def upsert(spark: SparkSession, place: Place, first: int, last: int, tasks: int = 4, **arguments: Any) -> list[int]:
+    """Upsert the events of a range by their numbers; gives the inserted and the updated rows."""
+    uri, storage_options = _address(place)
+    frame = events(spark, first, last, tasks)
+    report = icedb_spark.upsert(frame, uri, ["n"], storage_options=storage_options, **arguments)
+    return [report.inserted_rows, report.updated_rows]
+
+
 def read(spark: SparkSession, place: Place, **options: str) -> list[tuple[int, str, int]]:
     """Return the events in order, read by `format("icedb")`."""
     return _collected(spark.read.format("icedb").options(**place, **options).load())
@@ -109,6 +117,32 @@ def stream(
     return -1 if progress is None else int(progress["batchId"])
 
 
+def stream_changes(spark: SparkSession, place: Place, files: str, checkpoint: str) -> int:
+    """Upsert the changes of users that files hold, one file in a batch, until all are read; gives the last batch."""
+    uri, storage_options = _address(place)
+    user = "STRUCT<id: BIGINT, name: STRING>"
+    schema = f"op STRING, before {user}, after {user}, ts_ms BIGINT, source STRUCT<lsn: BIGINT>"
+
+    def apply(batch: DataFrame, number: int) -> None:
+        rows = batch.selectExpr("coalesce(after, before) AS user", "op", "ts_ms", "source.lsn")
+        icedb_spark.upsert(
+            rows.select("user.*", "op", "ts_ms", "lsn"),
+            uri,
+            ["id"],
+            delete_where="op = 'd'",
+            order_by=["ts_ms", "lsn"],
+            txn=("changes", number),
+            storage_options=storage_options,
+        )
+
+    source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(files)
+    writer = source.writeStream.foreachBatch(apply).option("checkpointLocation", checkpoint)
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
 def stream_and_append(
     spark: SparkSession,
     place: Place,
@@ -159,7 +193,20 @@ def executors(spark: SparkSession) -> list[tuple[str, int]]:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     f.__name__: f
-    for f in (append, overwrite, write, read, read_table, merge, load, stream, stream_and_append, executors)
+    for f in (
+        append,
+        overwrite,
+        write,
+        upsert,
+        read,
+        read_table,
+        merge,
+        load,
+        stream,
+        stream_changes,
+        stream_and_append,
+        executors,
+    )
 }
 
 
