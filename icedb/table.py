@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, Self, Unpack, overload
 
-from icedb.errors import TableNotFound
+from icedb.errors import InvalidOption, TableNotFound
 from icedb.format.change_feed import Limits
 from icedb.format.table_spec import Merging, SchemaMode, TableSpec
 from icedb.format.timing import Timing
@@ -797,6 +797,7 @@ class Table:
         txn: Txn | None = None,
         dry_run: bool = False,
         memory_bytes: int | None = None,
+        partitions_max: int | None = None,
         engine: Engine | None = None,
     ) -> UpsertReport:
         """Insert rows with new keys, and update or delete the stored rows with the others, in one exclusive commit.
@@ -809,7 +810,7 @@ class Table:
         that lands at the same moment as its commit. Views are not updated.
 
         Args:
-            data: The rows, of any kind that `insert` takes.
+            data: The rows, of any kind that `insert` takes except Spark DataFrames (`icedb.spark.upsert`).
             on: The key columns. The batch must have each key once.
             when_matched: "update" updates stored rows. "skip" leaves them, so only rows with new keys are inserted.
             columns: The columns to update (default: all columns of the batch). Inserted rows have all columns.
@@ -822,6 +823,7 @@ class Table:
             txn: As for `insert`: the same transaction is committed once.
             dry_run: Return the report, and write nothing.
             memory_bytes: The memory for matching, sorting and rewriting rows. More rows are spilled to disk.
+            partitions_max: Reject a batch whose inserted and updated rows are in more partitions.
             engine: As for `merge`. It also searches for the rows. The batch is sent to each of its tasks.
 
         Raises:
@@ -837,6 +839,11 @@ class Table:
             (0, 1)
         """
         txn = None if txn is None else check_txn(txn, table=self.uri)
+        if is_spark_frame(data):
+            raise InvalidOption(
+                f"{self.uri}: data is a Spark DataFrame. Call icedb.spark.upsert(frame, uri, on=[...]), or give its "
+                "rows as Arrow: frame.toArrow()."
+            )
         return upsert(
             self._handle,
             data,
@@ -849,6 +856,7 @@ class Table:
             txn=txn,
             dry_run=dry_run,
             memory_bytes=memory_bytes,
+            partitions_max=partitions_max,
             engine=engine,
         )
 
@@ -867,8 +875,8 @@ class Table:
         Rows that another commit adds are treated as by `upsert`. Views are not updated.
 
         Args:
-            set: Column -> a DuckDB expression over the columns of `t`. A number is cast to the column's type if its
-                value does not change.
+            set: Column -> a DuckDB expression over the columns of `t`. NULL and a text literal get the type of the
+                column. A number is cast to it if its value does not change.
             where: A DuckDB condition over the columns of `t`; "true" for all rows.
             txn, dry_run, memory_bytes, engine: As for `upsert`.
 

@@ -22,6 +22,7 @@ from icedb.sql.connections import quote_text
 __all__ = [
     "Conjunct",
     "Expression",
+    "columns_of",
     "is_stable",
     "is_type",
     "items_sql",
@@ -135,7 +136,7 @@ def _parse(text: str, stable: bool) -> Expression:
         conditions, alternatives = _conditions(expression)
         pieces = [*parts, *conditions, *alternatives]
         sql, *texts = items_sql(con, [expression, *pieces])
-    conjuncts = [Conjunct(text, _columns(piece)) for text, piece in zip(texts, pieces, strict=True)]
+    conjuncts = [Conjunct(text, columns_of(piece)) for text, piece in zip(texts, pieces, strict=True)]
     first, second = len(parts), len(parts) + len(conditions)
     return Expression(
         sql,
@@ -349,7 +350,8 @@ def _children(node: object) -> Sequence[object]:
     return node if isinstance(node, list) else ()
 
 
-def _columns(expression: Mapping[str, Any]) -> frozenset[str]:
+def columns_of(expression: Mapping[str, Any]) -> frozenset[str]:
+    """Return the columns that a syntax tree names, case folded. A parameter of a lambda looks like a column."""
     names = [inner["column_names"] for inner in walk(expression) if inner.get("class") == "COLUMN_REF"]
     return frozenset(str(n[1] if len(n) > 1 and n[0].casefold() == "t" else n[0]).casefold() for n in names)
 

@@ -12,7 +12,7 @@ its ANDs, ORs and NOTs, must have the type BOOLEAN.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,15 @@ from icedb.sql.connections import RESERVED, quote_name, quote_text, quote_texts
 from icedb.sql.expressions import Expression, items_sql, parse_expression, replaced, tree_of, walk
 from icedb.sql.types import describe, typed_nothing
 
-__all__ = ["Predicate", "check_partition_predicate", "check_predicate", "matching", "matching_each"]
+__all__ = [
+    "Predicate",
+    "check_partition_predicate",
+    "check_predicate",
+    "matching",
+    "matching_each",
+    "names_function",
+    "parse_value",
+]
 
 _VALUE = f"{RESERVED}value"
 _PATH = f"{RESERVED}path"
@@ -60,35 +68,31 @@ def check_predicate(
     *,
     table: str,
     at_once: bool = False,
+    what: str = "the predicate",
+    rows: str = "the table",
 ) -> Predicate:
     """Check the predicate in `text` over rows with these columns. Raises InvalidOption, UnknownColumn.
 
-    With `at_once` it may call `now()`, which is evaluated once, here: the result replaces the call.
+    With `at_once` it may call `now()`, which is evaluated once, here: the result replaces the call. `what` and `rows`
+    name the predicate and the rows in messages.
     """
 
     def refuse(why: str) -> InvalidOption:
         return InvalidOption(
-            f"{table}: the predicate {quote_text(str(text))} {why}. Write one DuckDB condition over the columns of t, "
+            f"{table}: {what} {quote_text(str(text))} {why}. Write one DuckDB condition over the columns of t, "
             "such as \"user_id = 7 AND d < '2026-01-01'\"."
         )
 
     columns = {**schema, **partition_schema}
-    if at_once and isinstance(text, str) and _CALLS_CLOCK.search(text):
-        volatile = parse_expression(text, refuse=refuse, stable=False)
-        parsed = parse_expression(_with_current_time(volatile.sql, columns), refuse=refuse)
-    else:
-        parsed = parse_expression(text, refuse=refuse)
-    if parsed.alias:
-        raise refuse(f"has a name ('{parsed.alias}')")
-    named = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
-    if "user" in named - {c.casefold() for c in columns}:
-        raise _unknown("user", text, columns, table)  # DuckDB would call its function of that name
+    parsed = parse_value(text, columns, refuse=refuse, at_once=at_once)
+    if names_function(parsed, columns, "user"):
+        raise _unknown("user", text, columns, table, what=what, rows=rows)
     in_paths = {c.casefold() for c in partition_schema}
     with scratch_connection() as con:  # only one, because it takes longer than the queries
         try:
             _bind(con, parsed.sql, columns)
         except duckdb.Error as error:
-            raise _unfit(error, text, columns, table) from None
+            raise _unfit(error, text, columns, table, what=what, rows=rows) from None
         _check_boolean(con, parsed, columns, refuse=refuse)
         # Also checked by name, because DuckDB resolves some names that are not columns.
         needs_no_part = tuple(
@@ -100,13 +104,36 @@ def check_predicate(
     return Predicate(parsed.sql, needs_no_part, len(needs_no_part) == len(parsed.conjuncts), tree)
 
 
+def parse_value(
+    text: str, columns: Collection[str], *, refuse: Callable[[str], IceDBError], at_once: bool = False
+) -> Expression:
+    """Parse an expression without a name. With `at_once` it may call `now()`, which is evaluated here.
+
+    Raises the error that `refuse` returns for the reason.
+    """
+    if at_once and isinstance(text, str) and _CALLS_CLOCK.search(text):
+        volatile = parse_expression(text, refuse=refuse, stable=False)
+        parsed = parse_expression(_with_current_time(volatile.sql, columns), refuse=refuse)
+    else:
+        parsed = parse_expression(text, refuse=refuse)
+    if parsed.alias:
+        raise refuse(f"has a name ('{parsed.alias}')")
+    return parsed
+
+
+def names_function(parsed: Expression, columns: Iterable[str], name: str) -> bool:
+    """Return whether an expression names no column, but what DuckDB takes for something else: `user` is a function."""
+    named = frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
+    return name in named - {c.casefold() for c in columns}
+
+
 def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
     """Return the syntax tree of checked SQL. Pruning of parts uses the same SQL as the filter of rows."""
     tree: Mapping[str, Any] = tree_of(con, f"SELECT\n{sql}\n")["statements"][0]["node"]["select_list"][0]
     return tree
 
 
-def _with_current_time(sql: str, columns: Mapping[str, str]) -> str:
+def _with_current_time(sql: str, columns: Collection[str]) -> str:
     """Replace the functions that return the current time by its value."""
     names = {c.casefold() for c in columns}
     with scratch_connection() as con:
@@ -165,17 +192,19 @@ def _binds(con: duckdb.DuckDBPyConnection, sql: str, columns: Mapping[str, str])
         return False
 
 
-def _unfit(error: duckdb.Error, text: str, columns: Mapping[str, str], table: str) -> IceDBError:
+def _unfit(
+    error: duckdb.Error, text: str, columns: Mapping[str, str], table: str, *, what: str, rows: str
+) -> IceDBError:
     reason = str(error).splitlines()[0]
     missing = re.search(r'Referenced (?:column|table) "(.+?)" not found', reason)
     if missing:
-        return _unknown(missing[1], text, columns, table)
-    return InvalidOption(f"{table}: the predicate {quote_text(text)} does not fit the rows: {reason}")
+        return _unknown(missing[1], text, columns, table, what=what, rows=rows)
+    return InvalidOption(f"{table}: {what} {quote_text(text)} does not fit the rows: {reason}")
 
 
-def _unknown(column: str, text: str, columns: Mapping[str, str], table: str) -> UnknownColumn:
+def _unknown(column: str, text: str, columns: Mapping[str, str], table: str, *, what: str, rows: str) -> UnknownColumn:
     return UnknownColumn(
-        f"{table}: the predicate {quote_text(text)} names '{column}', and the table has no such column (it has "
+        f"{table}: {what} {quote_text(text)} names '{column}', and {rows} has no such column (it has "
         f"{sorted(columns)}). Correct the name."
     )
 

@@ -167,6 +167,8 @@ def _target(
         return target, None
     if incoming.answered:
         result = "the query's result"
+        if convert_answer(column, source, target) is None:
+            incoming.keep()  # `fit_answer` counts the values
         return target, fit_answer(incoming.con, incoming.relation, column, source, target, table=table, what=result)
     parsed = column in incoming.batch.parsed
     if parsed or on_conflict != "raise":

@@ -224,7 +224,9 @@ def _reject_misspelled(metadata: Mapping[str, Any], table: str) -> None:
 
 
 def _reject_settings_of_others(metadata: Mapping[str, Any], table: str) -> None:
-    elsewhere = {name: _ELSEWHERE[name] for name in metadata if name in _ELSEWHERE}
+    elsewhere = {
+        name: _ELSEWHERE[plain_name] for name in metadata if (plain_name := name.removeprefix(_PREFIX)) in _ELSEWHERE
+    }
     if isinstance(plain(metadata.get("schema")), str):  # a schema of a database, not the table's columns
         elsewhere["schema"] = _KEY
     for name, instead in elsewhere.items():
@@ -233,12 +235,13 @@ def _reject_settings_of_others(metadata: Mapping[str, Any], table: str) -> None:
 
 def _metadata_options(metadata: Mapping[str, Any], table: str) -> dict[str, Any]:
     """Return the options in the metadata, by their names without the prefix."""
-    twice = [name for name in _OPTIONS if name in metadata and _PREFIX + name in metadata]
+    bare = [name for name in _OPTIONS if name not in _OF_UPSERTS]  # `on` may be metadata of something else
+    twice = [name for name in bare if name in metadata and _PREFIX + name in metadata]
     if twice:
         raise InvalidOption(
             f"{table}: the asset's metadata has both '{twice[0]}' and '{_PREFIX}{twice[0]}'. Remove one of them."
         )
-    keys = {name: name if name in metadata else _PREFIX + name for name in _OPTIONS}
+    keys = {name: name if name in bare and name in metadata else _PREFIX + name for name in _OPTIONS}
     return {name: plain(metadata[key]) for name, key in keys.items() if key in metadata}
 
 

@@ -120,10 +120,8 @@ def write(
 
 
 def _upsert(table: Table, data: Any, options: AssetOptions, upsert: UpsertOptions, txn: Txn | None) -> UpsertReport:
-    if is_spark_frame(data):
-        data = data.toArrow()
     return table.upsert(
-        data,
+        data.toArrow() if is_spark_frame(data) else data,
         upsert.on,
         when_matched=upsert.when_matched,
         delete_where=upsert.delete_where,
@@ -131,6 +129,7 @@ def _upsert(table: Table, data: Any, options: AssetOptions, upsert: UpsertOption
         on_conflict=cast('Literal["raise", "cast"]', options.on_conflict),
         txn=txn,
         memory_bytes=options.memory_bytes or max(_memory_bytes_of_step(), CHANGE_MEMORY_BYTES_MIN),
+        partitions_max=options.partitions_max,
     )
 
 

@@ -306,7 +306,7 @@ def test_options_of_the_asset_override_those_of_the_io_manager(run: AssetRun) ->
     [
         (5, {}, "returned a builtins.int"),
         (["a"], {}, "returned a builtins.list"),
-        (ONE, {"icedb/mode": "upsert"}, "mode is 'upsert'; give 'append' or 'overwrite'"),
+        (ONE, {"icedb/mode": "merge"}, "mode is 'merge'; give 'append' or 'overwrite' or 'upsert'"),
         (ONE, {"icedb/on_empty": "ignore"}, "on_empty is 'ignore'"),
         (ONE, {"icedb/on_conflict": "drop"}, "on_conflict is 'drop'"),
         (ONE, {"icedb/preview_rows": -1}, "preview_rows is -1"),
@@ -317,7 +317,7 @@ def test_options_of_the_asset_override_those_of_the_io_manager(run: AssetRun) ->
         (ONE, {"partition_by": ["random() AS r"]}, "different values for one row"),
         (ONE, {"icedb/compresion": "zstd"}, "which is not an option. Did you mean 'icedb/compression'"),
         (ONE, {"icedb/merging": {"kind": "sum"}}, "'icedb/merging' is"),
-        (ONE, {"mode": "upsert"}, "mode is 'upsert'; give 'append' or 'overwrite'"),
+        (ONE, {"mode": "merge"}, "mode is 'merge'; give 'append' or 'overwrite' or 'upsert'"),
         (ONE, {"mode": "append", "icedb/mode": "append"}, "has both 'mode' and 'icedb/mode'"),
         (ONE, {"write_mode": "append"}, "has 'write_mode', which is not an option. Use 'icedb/mode'"),
         (ONE, {"root_name": "events"}, "has 'root_name', which is not an option. Use the asset's key"),

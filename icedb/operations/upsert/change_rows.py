@@ -33,10 +33,12 @@ CHANGE_MEMORY_BYTES_MIN = MEMORY_BYTES_MIN * _WORK_SHARE
 class ChangedParts:
     """What an upsert or update did to the parts of the table, or would do."""
 
-    #: The live parts, and those that were opened to search for rows. Partitions and statistics exclude the others.
+    #: The live parts, and the parts that were opened to search for rows, in all attempts of the commit. Partitions and
+    #: statistics exclude the others.
     live_parts: int
     searched_parts: int
-    #: Parts that were rewritten without the rows that changed, and parts of which every row changed.
+    #: Parts that were rewritten without the rows that changed, and parts of which every row changed. In a dry run, a
+    #: part whose row count the log does not have counts as rewritten.
     rewritten_parts: int
     removed_parts: int
     #: The size of the rewritten and removed parts in bytes.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from icedb.operations.upsert.arrow_file import ArrowFile
 from icedb.sources.batch import OnConflict, Rows
 from icedb.sources.open_source import open_batch
 from icedb.sql.connections import READING_SHARE, ROWS_PER_BATCH, quote_name, quote_text
-from icedb.sql.expressions import parse_expression
+from icedb.sql.expressions import columns_of
 from icedb.sql.predicates import check_predicate
 from icedb.transaction.table_handle import Handle
 from icedb.writer.batch_loader import PARTITION_COLUMN
@@ -30,6 +31,9 @@ DELETES = "deletes"
 
 # Of a key column with at most so many values, the parts are chosen by the values instead of their range.
 _VALUES_MAX = 100
+# The length of all of these values as text.
+_LENGTH_MAX = 8_192
+_LAMBDA = re.compile(r"\blambda\b", re.IGNORECASE)
 # The types whose text DuckDB reads back exactly, and whose order is that of the statistics.
 _ORDERED = frozenset((
     "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "HUGEINT", "BOOLEAN",
@@ -58,28 +62,29 @@ def read_incoming(
     data: Rows,
     on: Sequence[str],
     *,
+    stored_too: Sequence[str],
     con: duckdb.DuckDBPyConnection,
     folder: Path,
     order_by: Sequence[str],
     delete_where: str | None,
     on_conflict: OnConflict,
     memory_bytes: int,
-) -> IncomingRows:
+) -> IncomingRows | None:
     """Read a batch into a file in `folder`, by a connection that holds it as a temporary table meanwhile.
 
-    `on` are the key columns. Of rows with the same key, the last one by `order_by` is kept. A key with a null equals no
-    other one.
+    `on` are the key columns, and `stored_too` others that are stored in any case. Of rows with the same key, the last
+    one by `order_by` is kept. A key with a null equals no other one. Without rows and columns, return None.
 
     Raises InvalidBatch, InvalidOption, UnknownColumn, and the errors of an insert.
     """
-    expressions = {e.name.casefold() for e in handle.expressions if e.path_only}
     # Only the types are checked here: the rows that are stored are checked when they are written.
     spec = msgspec.structs.replace(
         handle.spec, partition_by=(), path_columns={}, sort_by=(), required=(), bloom_filters=(), row_id=False,
         schema_policy=TableSpec().schema_policy, dropped={}, views=(),
     )  # fmt: skip
-    context = replace(handle.write_context(), spec=spec, expressions=())
-    known = {} if handle.spec.insert_query else handle.columns
+    table_columns = {**handle.spec.path_columns, **handle.columns}
+    context = replace(handle.write_context(), spec=spec, expressions=(), known_schema=table_columns)
+    known = {} if handle.spec.insert_query else table_columns
     with (
         open_batch(
             data, location=handle.location, table_columns=known, on_conflict=on_conflict, memory_bytes=memory_bytes
@@ -94,7 +99,7 @@ def read_incoming(
                 "each row. Leave that column out."
             )
         if not stage.columns:
-            raise InvalidBatch(f"{handle.table}: the batch has no columns. It needs the columns of on: {list(on)}.")
+            return None
         columns = dict(stage.columns)
         _check_columns(handle, columns, on=on, order_by=order_by)
         deletes, named = _deletes(handle, columns, delete_where)
@@ -118,10 +123,10 @@ def read_incoming(
     _check_keys(handle, con, on, keys, order_by)
     file = ArrowFile.write(folder / "incoming.arrow", con.execute("FROM incoming").to_arrow_reader(ROWS_PER_BATCH))
     [(rows, deleting)] = con.execute(f"SELECT count(*), count(*) FILTER ({DELETES}) FROM incoming").fetchall()
-    possible = _possible(con, {c: (names[c], columns[c]) for c in on}, {**handle.spec.path_columns, **handle.columns})
+    possible = _possible(con, {c: (names[c], columns[c]) for c in on}, table_columns)
     con.execute("DROP TABLE incoming")
-    unstored = {c for c in columns if c.casefold() in named or c in order_by}
-    unstored -= {c for c in columns if c in handle.columns or c.casefold() in expressions}
+    stored_names = {c.casefold() for c in (*table_columns, *on, *stored_too, *_named_by(handle))}
+    unstored = {c for c in columns if (c.casefold() in named or c in order_by) and c.casefold() not in stored_names}
     stored = {c: t for c, t in columns.items() if c not in unstored}
     return IncomingRows(file, int(rows), int(deleting), stored, names, possible)
 
@@ -146,13 +151,20 @@ def _deletes(handle: Handle, columns: Mapping[str, str], delete_where: str | Non
     """Return SQL of whether a row of the batch deletes, and the columns that it names, case folded."""
     if delete_where is None:
         return "false", frozenset()
-    predicate = check_predicate(delete_where, columns, {}, table=handle.table)
+    predicate = check_predicate(delete_where, columns, {}, table=handle.table, what="delete_where", rows="the batch")
+    sql = f"coalesce((\n{predicate.sql}\n), false)"
+    # A parameter of a lambda may have the name of a column. Then all columns are stored.
+    named = frozenset() if _LAMBDA.search(delete_where) else columns_of(predicate.tree)
+    return sql, named
 
-    def refuse(reason: str) -> InvalidOption:
-        return InvalidOption(f"{handle.table}: delete_where {quote_text(delete_where)} {reason}.")
 
-    parsed = parse_expression(predicate.sql, refuse=refuse)
-    return f"coalesce((\n{predicate.sql}\n), false)", frozenset[str]().union(*(c.columns for c in parsed.conjuncts))
+def _named_by(handle: Handle) -> Iterator[str]:
+    """Yield the columns that the table's spec needs in parts."""
+    yield from handle.spec.sort_by
+    yield from handle.spec.required
+    yield from handle.spec.bloom_filters
+    for expression in handle.expressions:
+        yield from expression.columns
 
 
 def _keep_last(con: duckdb.DuckDBPyConnection, keys: Sequence[str], order_by: Sequence[str]) -> None:
@@ -198,18 +210,25 @@ def _possible(
     for column, (name, type_) in keys.items():
         if table_columns.get(column) != type_ or (type_ not in _ORDERED and not type_.startswith("DECIMAL(")):
             continue
-        texts = con.execute(
-            f"SELECT DISTINCT CAST({name} AS VARCHAR) FROM incoming WHERE {name} IS NOT NULL LIMIT {_VALUES_MAX + 1}"
-        ).fetchall()
-        values = [f"CAST({quote_text(text)} AS {type_})" for (text,) in texts]
-        if len(values) > _VALUES_MAX:
-            [ends] = con.execute(
-                f"SELECT CAST(min({name}) AS VARCHAR), CAST(max({name}) AS VARCHAR) FROM incoming"
-            ).fetchall()
-            first, last = (f"CAST({quote_text(text)} AS {type_})" for text in ends)
+        values = _texts(
+            con,
+            f"SELECT DISTINCT CAST({name} AS VARCHAR) FROM incoming WHERE {name} IS NOT NULL LIMIT {_VALUES_MAX + 1}",
+        )
+        if values is None or len(values) > _VALUES_MAX:
+            ends = f"SELECT CAST(min({name}) AS VARCHAR) FROM incoming UNION ALL SELECT CAST(max({name}) AS VARCHAR)"
+            if (range_ := _texts(con, f"{ends} FROM incoming")) is None:
+                continue
+            first, last = (f"CAST({quote_text(text)} AS {type_})" for text in range_)
             conditions.append(f"{quote_name(column)} BETWEEN {first} AND {last}")
         elif values:
-            conditions.append(f"{quote_name(column)} IN ({', '.join(values)})")
+            literals = ", ".join(f"CAST({quote_text(text)} AS {type_})" for text in values)
+            conditions.append(f"{quote_name(column)} IN ({literals})")
         else:
             conditions.append("false")
     return " AND ".join(conditions) or None
+
+
+def _texts(con: duckdb.DuckDBPyConnection, query: str) -> list[str] | None:
+    """Return the texts of a column; None if they are too long for a condition, or cannot be part of one."""
+    texts = [str(text) for (text,) in con.execute(query).fetchall()]
+    return None if sum(map(len, texts)) > _LENGTH_MAX or any("\0" in text for text in texts) else texts

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icedb.format.records import Marker
-from icedb.operations.rewrite.engine import Engine
+from icedb.operations.rewrite.engine import Engine, LocalEngine
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
 from icedb.operations.upsert.row_changes import Searched
 from icedb.operations.upsert.row_search import RowSearch
 from icedb.sources.batch import Batch
-from icedb.sql.connections import ROWS_PER_BATCH
+from icedb.sql.connections import MIB, ROWS_PER_BATCH
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, put_parts
@@ -31,8 +31,9 @@ MATCHES = "matches"
 #: Whether a row that was found stays as it is.
 IS_SAME = "is_same"
 
-# The number of paths in one statement, as for deletions.
+# The number of paths in one statement, as for deletions, and their size. Engines distribute such searches.
 _PARTS_PER_SEARCH = 250
+_BYTES_PER_SEARCH = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class MatchedRows:
     engine: Engine
     #: The memory for sorting the new rows.
     memory_bytes: int
+    #: Reject new rows in more partitions (None: no limit).
+    partitions_max: int | None = None
     _plan: ChangePlan = field(init=False)
     #: The keys of the parts that were searched.
     _keys: list[str] = field(default_factory=list)
@@ -70,18 +73,27 @@ class MatchedRows:
     def search(self, parts: Sequence[Part]) -> Searched:
         """See ChangedRows."""
         parts = self._plan.possible(parts)
-        batches = [tuple(parts[n : n + _PARTS_PER_SEARCH]) for n in range(0, len(parts), _PARTS_PER_SEARCH)]
-        batches = batches or [()]  # without parts, the result has only the columns
+        batches = _batches(parts)
+        # In this process one after another, so that the rows of one search are in memory.
+        at_a_time = 1 if isinstance(self.engine, LocalEngine) else len(batches)
         added = 0
-        for batch, result in zip(batches, self.engine.run(self.handle, self._plan.search, batches), strict=True):
-            with pa.ipc.open_stream(result) as stream:
-                self.con.register("result", stream.read_all())
-            self.con.execute(f"CREATE TEMP TABLE IF NOT EXISTS {MATCHES} AS FROM result LIMIT 0")
-            rows = f"SELECT * REPLACE (CAST(part + {len(self._keys)} AS INTEGER) AS part) FROM result"
-            added += int(self.con.execute(f"INSERT INTO {MATCHES} {rows}").fetchall()[0][0])
-            self.con.unregister("result")
-            self._keys += [p.key for p in batch]
+        for first in range(0, len(batches), at_a_time):
+            some = batches[first : first + at_a_time]
+            for batch, result in zip(some, self.engine.run(self.handle, self._plan.search, some), strict=True):
+                added += self._add(result)
+                self._keys += [p.key for p in batch]
         return Searched(len(parts), added)
+
+    def _add(self, result: bytes) -> int:
+        """Add a result of the search to MATCHES, and return its number of rows."""
+        with pa.ipc.open_stream(result) as stream:
+            self.con.register("result", pa.Table.from_batches([], stream.schema))
+            self.con.execute(f"CREATE TEMP TABLE IF NOT EXISTS {MATCHES} AS FROM result")
+            self.con.register("result", stream)
+            rows = f"SELECT * REPLACE (CAST(part + {len(self._keys)} AS INTEGER) AS part) FROM result"
+            [(added,)] = self.con.execute(f"INSERT INTO {MATCHES} {rows}").fetchall()
+            self.con.unregister("result")
+        return int(added)
 
     def forget(self, keys: Collection[str]) -> int:
         """See ChangedRows."""
@@ -111,6 +123,7 @@ class MatchedRows:
         context = replace(context, spec=msgspec.structs.replace(context.spec, insert_query=""))
         batch = Batch(self.con.execute(query).to_arrow_reader(ROWS_PER_BATCH), source=self.operation, is_answer=True)
         with stage_rows(context, batch, memory_bytes=self.memory_bytes) as stage:
+            stage.check_partitions(self.partitions_max)
             if dry_run:
                 return WrittenParts(stage.columns, (), self.handle.clock.now_ms())
             return put_parts(stage, store=self.handle.store, clock=self.handle.clock)
@@ -118,3 +131,16 @@ class MatchedRows:
     def rewrite(self, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
         """See ChangedRows."""
         return rewrite_parts(self.handle, rewrites, schema, engine=self.engine)
+
+
+def _batches(parts: Sequence[Part]) -> list[tuple[Part, ...]]:
+    """Return the parts of each search. Without parts there is one, because its result has the columns."""
+    batches: list[list[Part]] = [[]]
+    left = _BYTES_PER_SEARCH
+    for part in parts:
+        if batches[-1] and (part.bytes > left or len(batches[-1]) == _PARTS_PER_SEARCH):
+            batches.append([])
+            left = _BYTES_PER_SEARCH
+        batches[-1].append(part)
+        left -= part.bytes
+    return [tuple(batch) for batch in batches]

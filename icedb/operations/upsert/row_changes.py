@@ -15,7 +15,7 @@ from typing import Protocol
 from icedb.format.commit_draft import CommitDraft, draft
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
-from icedb.format.table_spec import TableSpec, visible_schema
+from icedb.format.table_spec import TableSpec, all_columns
 from icedb.operations.rewrite.rewriter import Rewrite
 from icedb.storage.parts import Part
 from icedb.transaction.idempotent_append import Txn, is_recorded
@@ -127,7 +127,7 @@ class RowChanges:
 
         A dry run puts nothing. Raises the errors of an insert, of a query and of a rewrite.
         """
-        schema = visible_schema(self.handle.spec, state.schema)
+        schema = all_columns(self.handle.spec, state.schema)
         if self._prepared_for != (schema, self.handle.spec):
             self._restart()
             self._prepared_for = schema, self.handle.spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,14 +18,15 @@ from icedb.reader.part_pruning import prune_parts
 from icedb.reader.scan_sql import visible_partitions
 from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_name, quote_text
-from icedb.sql.expressions import parse_expression
 from icedb.sql.partition_expressions import partition_types
-from icedb.sql.predicates import check_predicate
-from icedb.sql.types import typed_nothing
+from icedb.sql.predicates import check_predicate, names_function, parse_value
+from icedb.sql.types import describe, typed_nothing
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
 from icedb.transaction.table_handle import Handle
 
 __all__ = ["UpdateReport", "update"]
+
+_TEXT = re.compile(r"'(?:[^']|'')*'", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,14 @@ class _Assignments:
         visible = visible_partitions(schema, types)
         path_only = {e.name: visible[e.name] for e in self.handle.expressions if e.path_only and e.name in visible}
         stored = {**schema, **path_only}
-        predicate = check_predicate(self.where, schema, visible, table=table)
-        values = self._checked(stored, {**schema, **visible})
+        predicate = check_predicate(self.where, schema, visible, table=table, at_once=True, what="where")
+        values, same = self._checked(stored, {**schema, **visible})
         names = {c: f"value{n}" for n, c in enumerate(stored)}
-        same = (f"({sql}) IS NOT DISTINCT FROM {quote_name(c)}" for c, sql in values.items())
         selected = {IS_SAME: " AND ".join(same)}
         selected |= {name: values.get(c, quote_name(c)) for c, name in names.items()}
         search = RowSearch(
             schema, types, f"WHERE (\n{predicate.sql}\n)", selected, None,
-            f"the predicate {quote_text(predicate.sql)} or an expression of set has no value for some row",
+            f"where {quote_text(self.where)} or one of {dict(self.values)} has no value for some row; use TRY_CAST",
         )  # fmt: skip
         rows = ", ".join(f"{name} AS {quote_name(c)}" for c, name in names.items())
         return ChangePlan(
@@ -98,9 +99,9 @@ class _Assignments:
             lambda con: f"SELECT {rows} FROM {MATCHES} WHERE NOT {IS_SAME}" if _counts(con)[0] else None,
         )
 
-    def _checked(self, stored: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
-        """Return the checked expressions."""
-        values = {}
+    def _checked(self, stored: Mapping[str, str], columns: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+        """Return SQL of the new values, and of whether each is equal to the stored one."""
+        values, same = {}, []
         with scratch_connection() as con:
             for column, text in self.values.items():
                 if column not in stored:
@@ -108,24 +109,41 @@ class _Assignments:
                         f"{self.handle.table}: set names '{column}', and the table stores no such column (it has "
                         f"{sorted(stored)}). Correct the name."
                     )
-                values[column] = self._check(con, column, text, columns)
-        return values
+                value, type_ = self._check(con, column, text, stored[column], columns)
+                # As the value is stored. A value that the cast would change is rejected when the row is written.
+                cast = f"TRY_CAST({value} AS {stored[column]})"
+                back = (
+                    "" if type_ == stored[column] else f" AND TRY_CAST({cast} AS {type_}) IS NOT DISTINCT FROM {value}"
+                )
+                values[column] = value
+                same.append(f"{cast} IS NOT DISTINCT FROM {quote_name(column)}{back}")
+        return values, same
 
-    def _check(self, con: duckdb.DuckDBPyConnection, column: str, text: str, columns: Mapping[str, str]) -> str:
+    def _check(
+        self, con: duckdb.DuckDBPyConnection, column: str, text: str, target: str, columns: Mapping[str, str]
+    ) -> tuple[str, str]:
+        """Return SQL of a checked expression, and its type. NULL and a text literal have the type of the column."""
+
         def refuse(reason: str) -> IceDBError:
             return InvalidOption(
                 f"{self.handle.table}: the expression {quote_text(str(text))} for '{column}' {reason}. Write one "
                 'DuckDB expression over the columns of t, such as "price * 2".'
             )
 
-        parsed = parse_expression(text, refuse=refuse)
-        if parsed.alias:
-            raise refuse(f"has a name ('{parsed.alias}')")
+        parsed = parse_value(text, columns, refuse=refuse, at_once=True)
+        # DuckDB would call its function `user`, and `t` is the whole row, with columns of this library.
+        if name := next((n for n in ("user", "t") if names_function(parsed, columns, n)), None):
+            raise refuse(f"names '{name}', which is no column")
+        sql = f"(\n{parsed.sql}\n)"
         try:
-            con.execute(f"SELECT 1 FROM ({typed_nothing(columns)}) AS t WHERE (\n{parsed.sql}\n) IS NULL")
+            [described] = describe(con, f"SELECT {sql} AS value FROM ({typed_nothing(columns)}) AS t").values()
+            con.execute(f"SELECT 1 FROM ({typed_nothing(columns)}) AS t WHERE {sql} IS NULL")
+            if parsed.sql == "NULL" or (_TEXT.fullmatch(parsed.sql) and described == "VARCHAR" != target):
+                sql, described = f"CAST({sql} AS {target})", target
+                con.execute(f"SELECT {sql}")
         except duckdb.Error as error:
             raise refuse(f"does not fit the rows ({str(error).splitlines()[0]})") from None
-        return parsed.sql
+        return sql, described
 
 
 def _counts(con: duckdb.DuckDBPyConnection) -> tuple[int, int]:

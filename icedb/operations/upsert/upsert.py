@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import duckdb
 
 from icedb.errors import InvalidOption, UnknownColumn
+from icedb.operations.commits.actions import Replace
 from icedb.operations.rewrite.engine import Engine
 from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
 from icedb.operations.upsert.incoming_rows import DELETES, NUMBER, IncomingRows, read_incoming
@@ -22,7 +23,8 @@ from icedb.sql.connections import quote_name
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_predicate
 from icedb.storage.parts import Part
-from icedb.transaction.append import nothing_to_commit
+from icedb.transaction.append import Commit, nothing_to_commit
+from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
 from icedb.transaction.table_handle import Handle
 
@@ -56,10 +58,11 @@ def upsert(
     txn: Txn | None = None,
     dry_run: bool = False,
     memory_bytes: int | None = None,
+    partitions_max: int | None = None,
     engine: Engine | None = None,
 ) -> UpsertReport:
     """Upsert a batch. See `Table.upsert`."""
-    _check_options(handle, on, when_matched, columns, order_by, on_conflict)
+    _check_options(handle, on, when_matched, columns, order_by, on_conflict, partitions_max)
     if not dry_run:
         handle.check_writable()
     state = handle.read(fresh=True)
@@ -68,14 +71,16 @@ def upsert(
         return UpsertReport(len(state.live), 0, 0, 0, 0, repeated(handle), dry_run)
     with resources(handle, memory_bytes, engine) as own:
         incoming = read_incoming(
-            handle, data, on, con=own.con, folder=own.folder, order_by=order_by, delete_where=delete_where,
-            on_conflict=on_conflict, memory_bytes=own.memory_bytes,
+            handle, data, on, stored_too=columns or (), con=own.con, folder=own.folder, order_by=order_by,
+            delete_where=delete_where, on_conflict=on_conflict, memory_bytes=own.memory_bytes,
         )  # fmt: skip
-        if not incoming.rows and txn is None:
-            return UpsertReport(len(state.live), 0, 0, 0, 0, nothing_to_commit(handle), dry_run)
+        if incoming is None or not incoming.rows:
+            return UpsertReport(len(state.live), 0, 0, 0, 0, _record(handle, None if dry_run else txn), dry_run)
         matching = _Matching(handle, incoming, on, _updated(handle, incoming, on, columns), when_matched == "skip")
         own.con.register("incoming", incoming.file.table())
-        rows = MatchedRows(handle, own.con, matching.plan, "upsert", own.engine, own.memory_bytes)
+        rows = MatchedRows(
+            handle, own.con, matching.plan, "upsert", own.engine, own.memory_bytes, partitions_max=partitions_max
+        )
         changes = RowChanges(handle, rows, "upsert", txn=txn, dry_run=dry_run)
         parts = commit_changes(handle, changes)
         counts = _Counts(0, 0, 0, 0) if changes.repeated else _Counts.of(own.con, incoming)
@@ -88,6 +93,14 @@ def upsert(
     )
 
 
+def _record(handle: Handle, txn: Txn | None) -> Commit:
+    """Record a transaction without rows, if there is one."""
+    if txn is None:
+        return nothing_to_commit(handle)
+    application, sequence = txn
+    return commit_exclusive(handle, Replace(lambda now: (), sequences={application: sequence}, operation="upsert"))
+
+
 def _check_options(
     handle: Handle,
     on: object,
@@ -95,6 +108,7 @@ def _check_options(
     columns: object,
     order_by: object,
     on_conflict: object,
+    partitions_max: object,
 ) -> None:
     for name, names in (("on", on), ("columns", () if columns is None else columns), ("order_by", order_by)):
         if not isinstance(names, list | tuple) or not all(isinstance(c, str) for c in names):
@@ -107,6 +121,8 @@ def _check_options(
         raise InvalidOption(f"{handle.table}: when_matched is {when_matched!r}; give 'update' or 'skip'.")
     if columns is not None and when_matched == "skip":
         raise InvalidOption(f"{handle.table}: columns are updated, but when_matched is 'skip'. Leave out one of them.")
+    if partitions_max is not None and (not isinstance(partitions_max, int) or partitions_max < 1):
+        raise InvalidOption(f"{handle.table}: partitions_max is {partitions_max!r}; pass at least 1, or None.")
     if on_conflict not in ("raise", "cast"):
         raise InvalidOption(f"{handle.table}: on_conflict is {on_conflict!r}; an upsert takes 'raise' or 'cast'.")
 
@@ -168,13 +184,7 @@ class _Matching:
     def _condition(self, stored: Mapping[str, str]) -> str:
         if not stored.keys() >= set(self.on):
             return "false"
-        pairs = (
-            (f"t.{quote_name(c)}", f"TRY_CAST(i.{self.incoming.names[c]} AS {stored[c]})")
-            if self.incoming.columns[c] != stored[c]
-            else (f"t.{quote_name(c)}", f"i.{self.incoming.names[c]}")
-            for c in self.on
-        )
-        return " AND ".join(f"{one} = {other}" for one, other in pairs)
+        return " AND ".join(f"t.{quote_name(c)} = i.{self.incoming.names[c]}" for c in self.on)
 
     def _is_same(self, stored: Mapping[str, str]) -> str:
         if self.skip:

@@ -235,9 +235,43 @@ def test_a_number_is_cast_if_its_value_stays(memory: Any) -> None:
     assert table.handle.store.list("") == before
 
 
+TYPED: dict[str, tuple[str, str, str]] = {
+    "NULL of a text": ("VARCHAR", "NULL", "None"),
+    "NULL of a list": ("INTEGER[]", "NULL", "None"),
+    "text": ("VARCHAR", "'x'", "x"),
+    "date": ("DATE", "'2026-01-02'", "2026-01-02"),
+    "instant": ("TIMESTAMP WITH TIME ZONE", "'2026-01-02 00:00:00+00'", "2026-01-02 00:00:00+00:00"),
+    "NaN": ("DOUBLE", "'nan'", "nan"),
+    "list": ("INTEGER[]", "'[1, 2]'", "[1, 2]"),
+    "an equal number as text": ("VARCHAR", "5::VARCHAR", "5"),
+    "now": ("TIMESTAMP WITH TIME ZONE", "date_trunc('year', now()) - now() + now()", ""),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_null_and_texts_get_the_type_of_the_column(memory: Any, name: str) -> None:
+    type_, expression, expected = TYPED[name]
+    table = Table.create(memory.uri, schema={"id": "BIGINT", "v": type_})
+    table.insert([{"id": 1}, {"id": 2}])
+    assert table.update({"v": expression}, where="id = 1").updated_rows == (expected != "None")
+    [(value,)] = table.query("SELECT v FROM t WHERE id = 1").fetchall()
+    assert str(value).startswith(expected)
+
+
+def test_a_value_is_unchanged_if_it_is_stored_as_it_is(memory: Any) -> None:
+    table = Table.create(memory.uri, schema={"n": "VARCHAR"})
+    table.insert([{"n": "05"}])
+    assert table.update({"n": "'5'"}, where="n = '05'").updated_rows == 1
+    assert table.update({"n": "'5'"}, where="true").unchanged_rows == 1
+
+
 @pytest.mark.parametrize(
     ("values", "where", "error", "text"),
     [
+        ({"v": "user"}, "true", InvalidOption, "names 'user'"),
+        ({"v": "len(t::VARCHAR)"}, "true", InvalidOption, "names 't'"),
+        ({"v": "'x'"}, "true", InvalidOption, "does not fit"),
+        ({"v": "n::VARCHAR"}, "true", SchemaConflict, "'v'"),
         ({}, "true", InvalidOption, "set is"),
         ({"v": ""}, "true", InvalidOption, "is empty"),
         ({"v": "1 AS x"}, "true", InvalidOption, "has a name"),
@@ -249,7 +283,7 @@ def test_a_number_is_cast_if_its_value_stays(memory: Any) -> None:
         ({"nosuch": "1"}, "true", UnknownColumn, "nosuch"),
         ({"v": "1"}, "", InvalidOption, "where='true'"),
         ({"v": "1"}, "nosuch = 1", UnknownColumn, "nosuch"),
-        ({"v": "CAST('x' AS BIGINT)"}, "true", InvalidOption, "value"),
+        ({"v": "CAST(n || 'x' AS BIGINT)"}, "true", InvalidOption, r"where 'true' or one of \{'v'"),
     ],
 )
 def test_an_invalid_update_is_rejected(
