@@ -127,9 +127,9 @@ def upsert(
     It does what `Table.upsert` does. Spark's tasks compute the rows of the frame, search for their keys in the parts
     (data files), and rewrite the parts with rows that change. The driver writes the new rows and commits once.
 
-    The rows of the frame (the batch) are a file on the driver, and are sent to each task of the search. A task holds
-    them about twice, uncompressed, besides `memory_bytes`. Over Spark Connect a batch has at most about 100 MiB. Split
-    a larger batch, or rewrite its partitions with `write(overwrite="dynamic")`.
+    The rows of the frame (the batch) are a file on the driver, and are sent compressed to each task of the search. A
+    task holds them in memory besides `memory_bytes`: about twice their size as Arrow. Spark Connect takes at most 90
+    MiB, compressed. Split a larger batch, or replace its partitions with `write(overwrite="dynamic")`.
 
     Args:
         frame: the rows. Spark must compute the same rows again if it repeats a task.

@@ -31,7 +31,7 @@ from icedb.writer.part_writer import discard
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkEngine", "assign_items"]
+__all__ = ["MEMORY_BYTES", "SparkEngine", "assign_items"]
 
 logger = logging.getLogger(__name__)
 

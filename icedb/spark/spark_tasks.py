@@ -34,6 +34,8 @@ __all__ = ["Assignment", "TaskTable", "run_tasks"]
 
 # Limit for the inputs of a job. Each task unpickles all of them, and Spark Connect rejects messages above 128 MiB.
 JOB_BYTES_MAX = 32 * 1024 * 1024
+# Limit for the inputs that all tasks of a job share over Spark Connect, within the limit of its messages.
+CONNECT_BYTES_MAX = 90 * 1024 * 1024
 _OUTCOMES = "task long, outcome binary"
 
 
@@ -119,10 +121,16 @@ def _jobs(shares: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bytes]]:
 
 def _run_job(spark: SparkSession, assignment: Assignment, tasks: int, shares: bytes) -> list[list[Any]]:
     table = assignment.table.location.uri
+    shared = pickle.dumps(assignment)
+    if len(shared) > CONNECT_BYTES_MAX and type(spark).__module__.startswith("pyspark.sql.connect."):
+        raise InvalidOption(
+            f"{table}: {assignment.work.name} sends {len(shared)} bytes to each task, and Spark Connect takes at most "
+            f"{CONNECT_BYTES_MAX}. Nothing was changed. Pass fewer rows at a time, or use a classic session."
+        )
     try:
         # Each partition has exactly one number, because Spark divides a range evenly and nothing shuffles it.
         numbers = spark.range(0, tasks, 1, tasks)
-        rows = numbers.mapInArrow(_function(pickle.dumps(assignment), shares), _OUTCOMES).collect()
+        rows = numbers.mapInArrow(_function(shared, shares), _OUTCOMES).collect()
     except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
         raise explained(error, table=table) from None
     outcomes = {int(row["task"]): _unpickled(row["outcome"]) for row in rows}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,7 +23,7 @@ from icedb.sources.batch import OnConflict
 from icedb.spark.datasource.type_mapping import arrow_schema
 from icedb.spark.spark_engine import SparkEngine
 from icedb.table import Table
-from icedb.transaction.idempotent_append import Txn
+from icedb.transaction.idempotent_append import Txn, check_txn, is_recorded
 
 __all__ = ["upsert"]
 
@@ -49,20 +50,20 @@ def upsert(
 ) -> UpsertReport:
     """Upsert a frame; see `icedb.spark.upsert`."""
     rows = _FrameRows(frame, table.uri)
+    upsert_rows = partial(
+        table.upsert,
+        on=on,
+        when_matched=when_matched,
+        columns=columns,
+        delete_where=delete_where,
+        order_by=order_by,
+        on_conflict=on_conflict,
+        memory_bytes=driver_memory_bytes,
+    )
+    if txn is None or not is_recorded(table.handle.read(fresh=True), check_txn(txn, table=table.uri)):
+        upsert_rows(rows.schema.empty_table(), dry_run=True)  # reject invalid arguments before the first job
     try:
-        return table.upsert(
-            rows,
-            on,
-            when_matched=when_matched,
-            columns=columns,
-            delete_where=delete_where,
-            order_by=order_by,
-            on_conflict=on_conflict,
-            txn=txn,
-            dry_run=dry_run,
-            memory_bytes=driver_memory_bytes,
-            engine=engine,
-        )
+        return upsert_rows(rows, txn=txn, dry_run=dry_run, engine=engine)
     except Exception:
         if rows.failure is not None:
             raise rows.failure from None
@@ -70,7 +71,7 @@ def upsert(
 
 
 class _FrameRows:
-    """The rows of a frame as an Arrow stream, computed when it is opened: a call with a bad option starts no job.
+    """The rows of a frame as an Arrow stream, computed when it is opened: a repeated transaction starts no job.
 
     Raises UnsupportedType.
     """
@@ -80,13 +81,13 @@ class _FrameRows:
         self.failure: IceDBError | None = None
         self._frame = frame
         self._table = table
-        self._schema = arrow_schema(frame.schema, table)
+        self.schema = arrow_schema(frame.schema, table)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """See the Arrow PyCapsule interface."""
         with self._failing():
             fetched = _fetch(self._frame)
-        stream = pa.RecordBatchReader.from_batches(self._schema, self._batches(fetched))
+        stream = pa.RecordBatchReader.from_batches(self.schema, self._batches(fetched))
         return stream.__arrow_c_stream__(requested_schema)
 
     def _batches(self, fetched: Iterator[Row]) -> Iterator[pa.RecordBatch]:
@@ -94,7 +95,7 @@ class _FrameRows:
             for row in fetched:
                 with pa.ipc.open_stream(row[_ROWS]) as stream:
                     for batch in stream:
-                        yield batch.cast(self._schema)  # from the session's time zone
+                        yield batch.cast(self.schema)  # from the session's time zone
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -139,6 +139,15 @@ def test_tasks_merge_and_this_process_sees_one_commit(cluster: Cluster, table: T
     assert table.verify(deep=True).problems == ()
 
 
+@pytest.mark.slow(seconds=15)
+def test_tasks_upsert_and_this_process_sees_one_commit(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
+    table.insert([{"n": n, "label": f"é{n}" if n < 200 else "old"} for n in range(300)])
+    assert cluster.driver.ask("upsert", place=place, first=100, last=400, txn=["users", 1]) == [100, 100]
+    assert cluster.driver.ask("upsert", place=place, first=0, last=1, txn=["users", 1]) == [0, 0]
+    assert (content(table, ROW), len(log_keys(table))) == (expected(range(400)), 2)
+    assert table.verify(deep=True).problems == ()
+
+
 @pytest.mark.sampled(days=3)
 def test_a_job_sends_few_requests_beside_its_parts(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=9, tasks=1)

@@ -26,6 +26,9 @@ WORKER_GONE = "[PYTHON_DATA_SOURCE_ERROR] Failed to commit or abort: Python work
 LOST = "<_MultiThreadedRendezvous of RPC: status = StatusCode.UNAVAILABLE failed to connect to all addresses>"
 CANCELLED = "[SPARK_JOB_CANCELLED] Job 7 cancelled because SparkContext was shut down"
 UDF = "Job aborted due to stage failure: Traceback (most recent call last):\n  File x\nValueError: no such user"
+PYTHON = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "{}\nOSError: no'
+UDF_ALONE = PYTHON.format('users.py", line 7, in name_of')
+IN_COMMIT = PYTHON.format('icedb/spark/datasource/writer.py", line 7, in commit')
 QUERY = "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"
 OVER_CONNECT = f"(org.apache.spark.SparkArithmeticException) {QUERY}"
 OURS = f"{UDF}\nicedb.errors.SchemaConflict: lake: column 'n' is BIGINT in the table"
@@ -85,7 +88,7 @@ def play(table: Table, end: Callable[[PlayedJob], None], **how: Any) -> Any:
     return append_frame(table.handle, PlayedJob(table.handle, end), **how)
 
 
-@pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
+@pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, IN_COMMIT, "who knows"])
 def test_a_job_that_may_be_published_must_not_be_retried(table: Table, text: str) -> None:
     with pytest.raises(CommitStateUnknown, match=r"begin with '[0-9a-f]{12}'") as caught:
         play(table, failing(text))
@@ -105,6 +108,7 @@ def test_with_a_transaction_it_may_be_repeated(table: Table, text: str) -> None:
     [
         (KILLED, SparkJobFailed),
         (UDF, InvalidBatch),
+        (UDF_ALONE, InvalidBatch),
         (QUERY, InvalidBatch),
         (OVER_CONNECT, InvalidBatch),
         (OURS, SchemaConflict),

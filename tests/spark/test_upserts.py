@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from pyspark.sql.functions import udf
 
 import icedb.spark
 from icedb import Table, UpsertReport
-from icedb.errors import InvalidBatch, InvalidOption, UnsupportedType
+from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
 from icedb.operations.upsert import matched_rows
-from icedb.spark import spark_engine
+from icedb.spark import SparkEngine, spark_engine, spark_tasks
 from tests.support.object_stores.counting_proxy import CountingProxy
 from tests.support.object_stores.stores import Place
 from tests.support.spark.spark_clusters import Driver, SharedDriver, environment
@@ -99,10 +100,12 @@ def _failing(spark: SparkSession) -> DataFrame:
 
 
 def test_a_frame_that_cannot_be_computed_is_an_invalid_batch(create: Create, spark: SparkSession) -> None:
+    """Also in a write, although Spark does not report whether a Python function of the frame or the commit failed."""
     table = create([{"id": 1, "visits": 1}])
     for frame in (_failing(spark), spark.range(1).selectExpr("id", "1 % id AS visits")):
-        with pytest.raises(InvalidBatch, match=r"the frame cannot be computed: .*\b(modulo|Remainder) by zero"):
-            icedb.spark.upsert(frame, table.uri, ["id"])
+        for call in (icedb.spark.write, partial(icedb.spark.upsert, on=["id"])):
+            with pytest.raises(InvalidBatch, match=r"the frame cannot be computed: .*\b(modulo|Remainder) by zero"):
+                call(frame, table.uri)
     assert content(table, "id, visits") == [(1, 1)]
 
 
@@ -110,12 +113,28 @@ def test_an_invalid_call_starts_no_job(create: Create, spark: SparkSession) -> N
     table = create([{"id": 1, "visits": 1}])
     with pytest.raises(InvalidOption, match="when_matched must be one of"):
         icedb.spark.upsert(_failing(spark), table.uri, ["id"], when_matched="replace")  # type: ignore[arg-type]
+    with pytest.raises(UnknownColumn, match="order_by names 'ts'"):
+        icedb.spark.upsert(_failing(spark), table.uri, ["id"], order_by=["ts"])
+    with pytest.raises(SchemaConflict, match="column 'visits' is BIGINT in the table and VARCHAR in the batch"):
+        icedb.spark.upsert(_failing(spark).selectExpr("id", "string(visits) AS visits"), table.uri, ["id"])
     with pytest.raises(InvalidOption, match="SparkEngine: memory_bytes is 1,"):
         icedb.spark.upsert(_failing(spark), table.uri, ["id"], memory_bytes=1)
     with pytest.raises(UnsupportedType, match="column 'visits' is interval"):
         icedb.spark.upsert(spark.range(1).selectExpr("id", "make_dt_interval(1) AS visits"), table.uri, ["id"])
     with pytest.raises(InvalidOption, match=r"Call icedb\.spark\.upsert"):
         table.upsert(_failing(spark), ["id"])
+
+
+def test_a_batch_beyond_the_messages_of_spark_connect_is_rejected(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the module of the session's class is known before the message is sent."""
+    monkeypatch.setattr(spark_tasks, "CONNECT_BYTES_MAX", 1_000)
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    table = create([{"id": 1}])
+    with pytest.raises(InvalidOption, match=r"searching parts sends \d+ bytes to each task, .* takes at most 1000"):
+        table.upsert([{"id": n} for n in range(1_000)], ["id"], engine=SparkEngine(session))
+    assert content(table, "id") == [(1,)]
 
 
 # ------------------------------------------------------------------------------------------ streams
@@ -151,7 +170,7 @@ MOMENTS = [
     ("kills", "files"),
     [
         pytest.param(1, 1, id="one"),
-        pytest.param(20, 2, id="twenty", marks=[pytest.mark.slow(seconds=600), pytest.mark.timeout(3600)]),
+        pytest.param(20, 2, id="twenty", marks=[pytest.mark.slow(seconds=300), pytest.mark.timeout(3600)]),
     ],
 )
 def test_a_driver_that_is_killed_repeatedly_applies_each_change_once(
