@@ -295,7 +295,10 @@ def test_the_resources_in_yaml_open_the_tables(tmp_path: Path, monkeypatch: pyte
         ("{root: 's3://lake', storage_options: {aws_secret_access_key: hidden}}", "is plain text"),
         ("{root: '{{ env.NOT_SET }}'}", "renders to nothing"),
         ("{root: lake, io_manager: {mod: append}}", "'mod', which is no field of IceDBIOManager. Fields are .*mode"),
-        ("{root: lake, io_manager: {mode: upsert}}", "IceDBIOManager: mode: Input should be 'append' or 'overwrite'"),
+        (
+            "{root: lake, io_manager: {mode: merge}}",
+            "IceDBIOManager: mode: Input should be 'append', 'overwrite' or 'upsert'",
+        ),
     ],
 )
 def test_invalid_resources_are_rejected_when_definitions_load(attributes: str, message: str) -> None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +29,7 @@ from mixed_load_roles import (
     CHANGING,
     SLACK_MS,
     TIMING,
+    UPSERTERS,
     WRITERS,
     batch_rows,
     batches,
@@ -48,6 +50,7 @@ STOP_SECONDS_MAX = 240
 AT_REST = replace(TIMING, part_timeout_ms=20_000, min_age_ms=40_000)
 # A machine that does much else runs on until each role has done something.
 PATIENCE_S = 240
+LONG_S = 60
 #: Keys of journal lines of finished work.
 DONE = {"ack", "done", "read"}
 
@@ -55,8 +58,8 @@ DONE = {"ack", "done", "read"}
 class MixedLoad:
     """The processes, and the number of kills."""
 
-    def __init__(self, uri: str, folder: Path, seed: int) -> None:
-        self.uri, self.folder, self.seed = uri, folder, seed
+    def __init__(self, uri: str, folder: Path, seed: int, roles: Sequence[str]) -> None:
+        self.uri, self.folder, self.seed, self.roles = uri, folder, seed, roles
         self.killed = 0
         self._lives: Counter[str] = Counter()
         self._processes: dict[str, BaseProcess] = {}
@@ -69,12 +72,12 @@ class MixedLoad:
 
     def run(self, seconds: float) -> None:
         chance = random.Random(self.seed)
-        for role in ACTS:
+        for role in self.roles:
             self.start(role)
         end = time.monotonic() + seconds
-        while time.monotonic() < end or (time.monotonic() < end + PATIENCE_S and not all(map(self._done, ACTS))):
+        while time.monotonic() < end or (time.monotonic() < end + PATIENCE_S and not all(map(self._done, self.roles))):
             time.sleep(chance.uniform(*KILL_EVERY_S))
-            self._kill(chance.choice(list(ACTS)), at_once=chance.random() < 0.2)
+            self._kill(chance.choice(self.roles), at_once=chance.random() < 0.2)
             for ended in [r for r, p in self._processes.items() if not p.is_alive()]:
                 self._bury(ended)
                 self.start(ended)
@@ -111,7 +114,7 @@ class MixedLoad:
             raise AssertionError(f"{role} failed:\n{(self.folder / f'{role}.err').read_text()[-4000:]}")
 
     def figures(self, table: Table, seconds: float) -> str:
-        lines = [line for role in ACTS for line in read_journal(self.folder / f"{role}.jsonl")]
+        lines = [line for role in self.roles for line in read_journal(self.folder / f"{role}.jsonl")]
         did = Counter(line["done"] for line in lines if line.get("committed"))
         again = Counter(line["again"] for line in lines if "again" in line)
         summary = ", ".join(f"{name} {count}" for name, count in sorted(again.items())) or "no errors"
@@ -168,7 +171,10 @@ def main() -> None:
     table.insert([{"k": CHANGING, "writer": CHANGING, "batch": 0, "i": 0, "total": 1, "attempt": ""}])
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="icedb-mixed-load-") as name:
-        load = MixedLoad(options.uri, Path(name), options.seed)
+        # A test's S3 server does one request at a time, and an upsert sends many: a short run would not end.
+        without = UPSERTERS if options.uri.startswith("s3:") and options.seconds < LONG_S else {}
+        roles = [role for role in ACTS if role not in without]
+        load = MixedLoad(options.uri, Path(name), options.seed, roles)
         try:
             load.run(options.seconds)
             load.stop()
@@ -176,7 +182,7 @@ def main() -> None:
             table.alter(timing=AT_REST)
             time.sleep((TIMING.grace_ms + TIMING.late_publication_ms) / 1_000)  # a sweep may use the old ones
             audit(table, load.folder)
-            finish(table, load.folder, sweep=options.seconds >= 60)
+            finish(table, load.folder, sweep=options.seconds >= LONG_S)
             sys.stdout.write(f"{load.figures(table, time.monotonic() - started)}\n")
         finally:
             load.kill_all()
