@@ -35,7 +35,7 @@ doctor: $(VENV)/.installed-demo  ## Check the set-up of the platform, and print 
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
 PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1 $(OPTIONS)
 
-test: $(VENV)/.installed-tests  ## Run before a commit: each promise and each integration, eleven minutes on 2 quiet processors
+test: $(VENV)/.installed-tests  ## Run before a commit: each promise and each integration, ten minutes on 2 quiet processors
 	@$(PYTEST) -n $$(($(PROCESSORS) + 3)) --scope short
 
 test-quick: $(VENV)/.installed-dev  ## Run while you write: the units, without servers and other processes, under two minutes
