@@ -96,13 +96,13 @@ def _snapshot_cursor(state: TableState, keys: Keys, settled_ms: int) -> Cursor:
     prefix = keys.data_prefix
     seen = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if m.created_ms > t_ms)
     gone = sorted(k.removeprefix(prefix) for k, m in state.parts.items() if (m.tombstoned_ms or 0) > t_ms)
-    return _with_removals(Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone)), _newest_move_ms(state, None))
+    return _with_removals(Cursor(t_ms, seen=tuple(seen), snapshot="", gone=tuple(gone)), _newest_exclusive_ms(state))
 
 
-def _newest_move_ms(state: TableState, until_ms: int | None) -> int:
-    """Return the newest time, up to `until_ms`, at which a commit superseded parts or moved rows; 0 if none did."""
-    times = (t for m in state.parts.values() for t in (m.tombstoned_ms, m.created_ms if m.moved else None))
-    return max((t for t in times if t is not None and (until_ms is None or t <= until_ms)), default=0)
+def _newest_exclusive_ms(state: TableState) -> int:
+    """Return the time of the newest exclusive commit; 0 if there is none. Every later removal has a later time."""
+    files = (stored.file for stored in state.effective.values())
+    return max((f.t_ms for f in files if f.epoch is not None and not f.void), default=0)
 
 
 def _with_removals(cursor: Cursor, removed_ms: int) -> Cursor:
@@ -196,9 +196,8 @@ def advance(
     t_ms, whole, key = frontier
     beyond = sorted(feed.name(m) for m in feed.all if m.key not in left and feed.start.position(m) > frontier)
     # The rows of a commit that replaced others are consumed together with the removal of these.
-    left_ms = min((m.created_ms for m in feed.all if m.key in left), default=None)
-    removable_ms = until_ms if left_ms is None else left_ms - 1 if until_ms is None else min(until_ms, left_ms - 1)
-    removed_ms = max(start.removals_ms, _newest_move_ms(state, removable_ms))
+    bounds = [_newest_exclusive_ms(state), *(m.created_ms - 1 for m in feed.all if m.key in left)]
+    removed_ms = max(start.removals_ms, min(bounds if until_ms is None else [*bounds, until_ms]))
     return _with_removals(Cursor(t_ms, None if whole else key, tuple(beyond)), removed_ms), taken
 
 

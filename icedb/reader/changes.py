@@ -7,8 +7,9 @@ since are, until cleanup deletes them. See `icedb.format.change_feed`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import duckdb
 
@@ -67,10 +68,15 @@ class Changes(Snapshot):
     #: The cursor at which the changes end. Pass it as `since` to the next call, which then returns the rows after these
     #: without a gap and without repetition.
     cursor: str
-    removals: Removals = field(repr=False)
+    _find_removals: Callable[[], Removals] = field(repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"Changes({self.table!r}, parts={len(self.parts)}, rows={self.rows}, as_of_ms={self.as_of_ms})"
+
+    @cached_property
+    def removals(self) -> Removals:
+        """The parts from which `removed` and `restored` are read. Every part of the table is examined to find them."""
+        return self._find_removals()
 
     def _run(self, con: duckdb.DuckDBPyConnection, sql: str, predicate: Predicate | None) -> duckdb.DuckDBPyRelation:
         """Create `removed` and `restored` only if the query names one of them, because most consumers do not."""
@@ -144,7 +150,7 @@ def changes_of(
         _spec=handle.spec,
         since=encode_cursor(start),
         cursor=encode_cursor(end),
-        removals=removals(state, start, end),
+        _find_removals=partial(removals, state, start, end),
     )
 
 
