@@ -17,7 +17,7 @@ from pyspark.sql.functions import udf
 import icedb.spark
 from icedb import Table, UpsertReport
 from icedb.errors import InvalidBatch, InvalidOption, SchemaConflict, UnknownColumn, UnsupportedType
-from icedb.operations.upsert import matched_rows
+from icedb.operations.rewrite import part_search
 from icedb.spark import SparkEngine, spark_engine, spark_tasks
 from tests.support.object_stores.counting_proxy import CountingProxy
 from tests.support.object_stores.stores import Place
@@ -72,7 +72,7 @@ def test_an_upsert_equals_one_without_spark(
 
     monkeypatch.setattr(spark_engine, "run_tasks", record)
     monkeypatch.setattr(spark_engine, "BYTES_PER_TASK", 1)
-    monkeypatch.setattr(matched_rows, "_BYTES_PER_SEARCH", 1)
+    monkeypatch.setattr(part_search, "_BYTES_PER_BATCH", 1)
     options: dict[str, Any] = {**CDC, "storage_options": shared_place.storage_options}
     before = log_keys(table), part_keys(table)
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")

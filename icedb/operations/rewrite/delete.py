@@ -17,31 +17,24 @@ import duckdb
 from icedb.errors import InvalidOption, InvariantViolated
 from icedb.format.records import Marker
 from icedb.format.table_spec import visible_schema
-from icedb.operations.rewrite.engine import LOCAL_ENGINE, DistributedTask, Engine, ResourceLimits
-from icedb.operations.rewrite.prefetch import small_parts_here
+from icedb.operations.rewrite.engine import LOCAL_ENGINE, Engine
+from icedb.operations.rewrite.part_search import PartSearch, search_batches
 from icedb.operations.rewrite.rewrite_commit import Rewritten
 from icedb.operations.rewrite.rewriter import Rewrite, Rewriter, rewrite_parts
 from icedb.reader.part_pruning import prune_parts
-from icedb.reader.scan_sql import FILE_COLUMN, relation, translated_read_errors, visible_partitions
-from icedb.sql.connection_pool import reader
-from icedb.sql.connections import memory_bytes_default, quote_text
+from icedb.reader.scan_sql import FILE_COLUMN, relation, visible_partitions
+from icedb.sql.connections import quote_text
 from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import Predicate, check_predicate, matching
 from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
-from icedb.util.progress import progress
-from icedb.util.temporary_files import temporary_folder
 from icedb.writer.part_writer import discard
 
 __all__ = ["DeleteReport", "Finder", "SearchTask", "MatchingRows", "delete", "find_rows"]
 
 logger = logging.getLogger(__name__)
-
-# The number of paths in one statement: enough for many concurrent requests, and few enough that an engine can
-# distribute the statements.
-PARTS_PER_QUERY = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +95,7 @@ def find_rows(
         counts |= {p.key: p.rows for p in possible if p.rows}
         possible = []
     parts = prune_parts(possible + pathless, predicate.tree, schema, visible)
-    batches = [tuple(parts[first : first + PARTS_PER_QUERY]) for first in range(0, len(parts), PARTS_PER_QUERY)]
-    for batch_counts in engine.run(handle, SearchTask(predicate.sql, dict(schema), types), batches):
+    for batch_counts in engine.run(handle, SearchTask(predicate.sql, dict(schema), types), search_batches(parts)):
         counts |= batch_counts
     return MatchingRows(predicate.sql, counts)
 
@@ -117,7 +109,7 @@ def _in_partitions(handle: Handle, parts: Sequence[Part], predicate: Predicate, 
 
 
 @dataclass(frozen=True, slots=True)
-class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
+class SearchTask(PartSearch[dict[str, int]]):
     """Counts the rows for which a checked predicate is true, by part key, for parts with such rows.
 
     `types` are the types of the partition columns.
@@ -127,39 +119,13 @@ class SearchTask(DistributedTask[tuple[Part, ...], dict[str, int]]):
     schema: Mapping[str, str]
     types: Mapping[str, str]
 
-    name = "searching parts"
+    @property
+    def wrong_sql(self) -> str:
+        """See PartSearch."""
+        return f"the predicate {quote_text(self.predicate)} has no value for some row; use TRY_CAST, or exclude it"
 
-    def bytes_of(self, item: tuple[Part, ...]) -> int:
-        """See DistributedTask."""
-        return sum(p.bytes for p in item)
-
-    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], limits: ResourceLimits) -> list[dict[str, int]]:
-        """See DistributedTask. Raises as `find_rows`."""
-        started_ms = handle.clock.now_ms()
-        memory_bytes = limits.memory_bytes or memory_bytes_default()
-        predicate, inputs = quote_text(self.predicate), [p for parts in items for p in parts]
-        wrong_sql = f"the predicate {predicate} has no value for some row; use TRY_CAST, or exclude it"
-        counts = []
-        with (
-            translated_read_errors(handle, inputs, as_of_ms=started_ms, wrong_sql=wrong_sql),
-            temporary_folder("find", below=limits.folder) as folder,
-            reader(
-                handle.location,
-                read_bytes=sum(p.bytes for p in inputs),
-                memory_bytes=memory_bytes,
-                folder=folder,
-                threads=limits.threads,
-            ) as con,
-            progress(self.name, len(inputs), "parts") as advance,
-        ):
-            for number, parts in enumerate(items, start=1):
-                with small_parts_here(handle, parts, folder / str(number), memory_bytes) as here:
-                    counts.append(self._count(handle, con, here))
-                advance(len(parts))
-                logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
-        return counts
-
-    def _count(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
+    def search(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> dict[str, int]:
+        """See PartSearch."""
         keys = dict(zip(handle.part_paths.readable(parts), (p.key for p in parts), strict=True))
         rows = relation(handle, parts, self.schema, self.types, with_file=True)
         counts = con.execute(

@@ -31,7 +31,7 @@ CHANGE_MEMORY_BYTES_MIN = MEMORY_BYTES_MIN * _WORK_SHARE
 
 @dataclass(frozen=True, slots=True)
 class ChangedParts:
-    """What an upsert or update did to the parts of the table, or would do."""
+    """The effect of an upsert or update, or of its dry run, on the parts of the table."""
 
     #: The live parts, and the parts that were opened to search for rows, in all attempts of the commit. Partitions and
     #: statistics exclude the others.

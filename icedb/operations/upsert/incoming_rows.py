@@ -84,10 +84,15 @@ def read_incoming(
     )  # fmt: skip
     table_columns = {**handle.spec.path_columns, **handle.columns}
     context = replace(handle.write_context(), spec=spec, expressions=(), known_schema=table_columns)
-    known = {} if handle.spec.insert_query else table_columns
+    # An insert query computes the table's columns from other columns, which may have the same names.
+    read_columns = {} if handle.spec.insert_query else table_columns
     with (
         open_batch(
-            data, location=handle.location, table_columns=known, on_conflict=on_conflict, memory_bytes=memory_bytes
+            data,
+            location=handle.location,
+            table_columns=read_columns,
+            on_conflict=on_conflict,
+            memory_bytes=memory_bytes,
         ) as batch,
         stage_rows(
             context, batch, on_conflict=on_conflict, memory_bytes=memory_bytes - memory_bytes // READING_SHARE

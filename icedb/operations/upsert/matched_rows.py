@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 
 from icedb.format.records import Marker
 from icedb.operations.rewrite.engine import Engine, LocalEngine
+from icedb.operations.rewrite.part_search import search_batches
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
 from icedb.operations.upsert.row_changes import Searched
 from icedb.operations.upsert.row_search import RowSearch
 from icedb.sources.batch import Batch
-from icedb.sql.connections import MIB, ROWS_PER_BATCH
+from icedb.sql.connections import ROWS_PER_BATCH
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import WrittenParts, put_parts
@@ -30,10 +31,6 @@ __all__ = ["IS_SAME", "MATCHES", "ChangePlan", "MatchedRows"]
 MATCHES = "matches"
 #: Whether a row that was found stays as it is.
 IS_SAME = "is_same"
-
-# The number of paths in one statement, as for deletions, and their size. Engines distribute such searches.
-_PARTS_PER_SEARCH = 250
-_BYTES_PER_SEARCH = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class MatchedRows:
     def search(self, parts: Sequence[Part]) -> Searched:
         """See ChangedRows."""
         parts = self._plan.possible(parts)
-        batches = _batches(parts)
+        batches = search_batches(parts) or [()]  # without parts, the result has only the columns
         # In this process one after another, so that the rows of one search are in memory.
         at_a_time = 1 if isinstance(self.engine, LocalEngine) else len(batches)
         added = 0
@@ -131,16 +128,3 @@ class MatchedRows:
     def rewrite(self, rewrites: Sequence[Rewrite], schema: Mapping[str, str]) -> list[Marker | None]:
         """See ChangedRows."""
         return rewrite_parts(self.handle, rewrites, schema, engine=self.engine)
-
-
-def _batches(parts: Sequence[Part]) -> list[tuple[Part, ...]]:
-    """Return the parts of each search. Without parts there is one, because its result has the columns."""
-    batches: list[list[Part]] = [[]]
-    left = _BYTES_PER_SEARCH
-    for part in parts:
-        if batches[-1] and (part.bytes > left or len(batches[-1]) == _PARTS_PER_SEARCH):
-            batches.append([])
-            left = _BYTES_PER_SEARCH
-        batches[-1].append(part)
-        left -= part.bytes
-    return [tuple(batch) for batch in batches]

@@ -8,77 +8,67 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
-from icedb.operations.rewrite.prefetch import small_parts_here
+from icedb.operations.rewrite.part_search import PartSearch
 from icedb.operations.upsert.arrow_file import ArrowFile
-from icedb.reader.scan_sql import FILE_COLUMN, ROW_COLUMN, relation, translated_read_errors
-from icedb.sql.connection_pool import reader
-from icedb.sql.connections import ROWS_PER_BATCH, memory_bytes_default
+from icedb.reader.scan_sql import FILE_COLUMN, ROW_COLUMN, relation, visible_partitions
+from icedb.sql.connections import ROWS_PER_BATCH
+from icedb.sql.partition_expressions import partition_types
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
-from icedb.util.progress import progress
-from icedb.util.temporary_files import temporary_folder
 
-__all__ = ["RowSearch"]
+__all__ = ["RowSearch", "TableColumns"]
 
 _FILES = pa.schema([("file", pa.string()), ("part", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
-class RowSearch(DistributedTask[tuple[Part, ...], bytes]):
+class TableColumns:
+    """The columns of a table's rows, with their types."""
+
+    #: The columns in parts.
+    schema: Mapping[str, str]
+    #: All partition columns, and those that a query sees.
+    partitions: Mapping[str, str]
+    visible: Mapping[str, str]
+    #: The columns that a row has of its own: those in parts, and those that only paths have.
+    stored: Mapping[str, str]
+
+    @classmethod
+    def of(cls, handle: Handle, schema: Mapping[str, str]) -> TableColumns:
+        """Return the columns of a table with this schema. Raises InvalidPartitionExpression."""
+        partitions = partition_types(handle.expressions, schema, table=handle.table) if schema else {}
+        visible = visible_partitions(schema, partitions)
+        of_paths = {e.name: visible[e.name] for e in handle.expressions if e.path_only and e.name in visible}
+        return cls(schema, partitions, visible, {**schema, **of_paths})
+
+
+@dataclass(frozen=True, slots=True)
+class RowSearch(PartSearch[bytes]):
     """Finds the rows of parts for which a condition holds.
 
     A result is an Arrow stream with the columns `part` (its place in the item), `row` (its number in the part) and
     those of `selected`: name -> SQL over the stored row `t` and the row `i` of the batch. `condition` follows `FROM
-    ... AS t`: it may join the batch, which is called `incoming`. `types` are those of the partition columns.
+    ... AS t`: it may join the batch, which is called `incoming`.
     """
 
-    schema: Mapping[str, str]
-    types: Mapping[str, str]
+    columns: TableColumns
     condition: str
     selected: Mapping[str, str]
     #: The batch; None if the condition does not use it.
     incoming: ArrowFile | None
-    #: The message if the condition or the values do not fit the rows.
+    #: See PartSearch.
     wrong_sql: str
 
-    name = "searching parts"
+    def prepare(self, con: duckdb.DuckDBPyConnection) -> None:
+        """See PartSearch."""
+        if self.incoming is not None:
+            con.register("incoming", self.incoming.table())
 
-    def bytes_of(self, item: tuple[Part, ...]) -> int:
-        """See DistributedTask."""
-        return sum(p.bytes for p in item)
-
-    def do(self, handle: Handle, items: Sequence[tuple[Part, ...]], limits: ResourceLimits) -> list[bytes]:
-        """See DistributedTask. Raises InvalidOption, MissingPart, SnapshotExpired, DuckDB's and the store's errors."""
-        started_ms = handle.clock.now_ms()
-        memory_bytes = limits.memory_bytes or memory_bytes_default()
-        inputs = [p for parts in items for p in parts]
-        results = []
-        with (
-            translated_read_errors(handle, inputs, as_of_ms=started_ms, wrong_sql=self.wrong_sql),
-            temporary_folder("find", below=limits.folder) as folder,
-            reader(
-                handle.location,
-                read_bytes=sum(p.bytes for p in inputs),
-                memory_bytes=memory_bytes,
-                folder=folder,
-                threads=limits.threads,
-                lossless=True,
-            ) as con,
-            progress(self.name, len(inputs), "parts") as advance,
-        ):
-            if self.incoming is not None:
-                con.register("incoming", self.incoming.table())
-            for number, parts in enumerate(items):
-                with small_parts_here(handle, parts, folder / str(number), memory_bytes) as here:
-                    results.append(self._search(handle, con, here))
-                advance(len(parts))
-        return results
-
-    def _search(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> bytes:
+    def search(self, handle: Handle, con: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> bytes:
+        """See PartSearch."""
         files = pa.table([handle.part_paths.readable(parts), range(len(parts))], schema=_FILES)
         con.register("files", files)
-        rows = relation(handle, parts, self.schema, self.types, with_row=True)
+        rows = relation(handle, parts, self.columns.schema, self.columns.partitions, with_row=True)
         selected = "".join(f", {sql} AS {name}" for name, sql in self.selected.items())
         matching = con.execute(
             f"SELECT files.part, matching.* EXCLUDE (file) FROM ("

@@ -13,12 +13,10 @@ from icedb.operations.rewrite.engine import Engine
 from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
 from icedb.operations.upsert.matched_rows import IS_SAME, MATCHES, ChangePlan, MatchedRows
 from icedb.operations.upsert.row_changes import RowChanges
-from icedb.operations.upsert.row_search import RowSearch
+from icedb.operations.upsert.row_search import RowSearch, TableColumns
 from icedb.reader.part_pruning import prune_parts
-from icedb.reader.scan_sql import visible_partitions
 from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import quote_name, quote_text
-from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_predicate, names_function, parse_value
 from icedb.sql.types import describe, typed_nothing
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
@@ -78,24 +76,22 @@ class _Assignments:
 
     def plan(self, schema: Mapping[str, str]) -> ChangePlan:
         """Return the plan for a table with these columns. Raises InvalidOption, UnknownColumn."""
-        table = self.handle.table
-        types = partition_types(self.handle.expressions, schema, table=table) if schema else {}
-        visible = visible_partitions(schema, types)
-        path_only = {e.name: visible[e.name] for e in self.handle.expressions if e.path_only and e.name in visible}
-        stored = {**schema, **path_only}
-        predicate = check_predicate(self.where, schema, visible, table=table, at_once=True, what="where")
-        values, same = self._checked(stored, {**schema, **visible})
-        names = {c: f"value{n}" for n, c in enumerate(stored)}
+        columns = TableColumns.of(self.handle, schema)
+        predicate = check_predicate(
+            self.where, schema, columns.visible, table=self.handle.table, at_once=True, what="where"
+        )
+        values, same = self._checked(columns.stored, {**schema, **columns.visible})
+        names = {c: f"value{n}" for n, c in enumerate(columns.stored)}
         selected = {IS_SAME: " AND ".join(same)}
         selected |= {name: values.get(c, quote_name(c)) for c, name in names.items()}
         search = RowSearch(
-            schema, types, f"WHERE (\n{predicate.sql}\n)", selected, None,
+            columns, f"WHERE (\n{predicate.sql}\n)", selected, None,
             f"where {quote_text(self.where)} or one of {dict(self.values)} has no value for some row; use TRY_CAST",
         )  # fmt: skip
         rows = ", ".join(f"{name} AS {quote_name(c)}" for c, name in names.items())
         return ChangePlan(
             search,
-            lambda parts: prune_parts(parts, predicate.tree, schema, visible),
+            lambda parts: prune_parts(parts, predicate.tree, schema, columns.visible),
             lambda con: f"SELECT {rows} FROM {MATCHES} WHERE NOT {IS_SAME}" if _counts(con)[0] else None,
         )
 

@@ -15,12 +15,10 @@ from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, 
 from icedb.operations.upsert.incoming_rows import DELETES, NUMBER, IncomingRows, read_incoming
 from icedb.operations.upsert.matched_rows import IS_SAME, MATCHES, ChangePlan, MatchedRows
 from icedb.operations.upsert.row_changes import RowChanges
-from icedb.operations.upsert.row_search import RowSearch
+from icedb.operations.upsert.row_search import RowSearch, TableColumns
 from icedb.reader.part_pruning import prune_parts
-from icedb.reader.scan_sql import visible_partitions
 from icedb.sources.batch import OnConflict, Rows
 from icedb.sql.connections import quote_name
-from icedb.sql.partition_expressions import partition_types
 from icedb.sql.predicates import check_predicate
 from icedb.storage.parts import Part
 from icedb.transaction.append import Commit, nothing_to_commit
@@ -158,16 +156,13 @@ class _Matching:
 
     def plan(self, schema: Mapping[str, str]) -> ChangePlan:
         """Return the plan for a table with these columns."""
-        table = self.handle.table
-        types = partition_types(self.handle.expressions, schema, table=table) if schema else {}
-        visible = visible_partitions(schema, types)
-        path_only = {e.name: visible[e.name] for e in self.handle.expressions if e.path_only and e.name in visible}
-        stored = {**schema, **path_only}
+        columns = TableColumns.of(self.handle, schema)
+        stored = columns.stored
         kept = {} if self.skip else {c: f"kept{n}" for n, c in enumerate(stored) if c not in {*self.updated, *self.on}}
         selected = {NUMBER: f"i.{NUMBER}", DELETES: f"i.{DELETES}", IS_SAME: self._is_same(stored)}
         selected |= {name: f"t.{quote_name(c)}" for c, name in kept.items()}
         search = RowSearch(
-            schema, types, f"JOIN incoming AS i ON {self._condition(stored)}", selected, self.incoming.file,
+            columns, f"JOIN incoming AS i ON {self._condition(stored)}", selected, self.incoming.file,
             "a value of the batch cannot be compared with the table's",
         )  # fmt: skip
 
@@ -176,8 +171,8 @@ class _Matching:
                 return ()
             if self.incoming.possible is None:
                 return parts
-            predicate = check_predicate(self.incoming.possible, schema, visible, table=table)
-            return prune_parts(parts, predicate.tree, schema, visible)
+            predicate = check_predicate(self.incoming.possible, schema, columns.visible, table=self.handle.table)
+            return prune_parts(parts, predicate.tree, schema, columns.visible)
 
         return ChangePlan(search, possible, lambda con: self._new_rows(con, kept))
 
