@@ -23,9 +23,10 @@ from deltalake import DeltaTable, WriterProperties
 from benchmarks.harness.connections import connected, load_extension
 from benchmarks.harness.figures import OURS, Check, Finding, Plan, Step, Way, ratio_to
 from benchmarks.harness.rounds import Case, Footprint, Work, run_rounds
-from benchmarks.harness.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
+from benchmarks.harness.slow_store import SlowStore, s3_server, slow
 from benchmarks.writes.inserting import make_rows
 from benchmarks.writes.peers import DUCKDB, DUCKLAKE, UNSYNCED, WRITERS, Layout, TablePlace, connected_to
+from benchmarks.writes.table_copies import TableCopies
 from icedb import Table
 from icedb.sql.connections import MEMORY_BYTES_MIN, quote_text
 from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL
@@ -166,11 +167,13 @@ class _MergeRounds:
     files: dict[str, int] = field(default_factory=dict)
     #: Requests by way and kind.
     requests: dict[str, float] = field(default_factory=dict)
-    _number: int = 0
+    _copies: TableCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copies = TableCopies(self.folder, self._write, self.store)
 
     def measured(self, group: str, names: Sequence[str], plan: Plan, on_step: Step) -> list[Way]:
         """Measure the seconds of each way in each round. Ways that do not sort have fewer rounds."""
-        self.folder.mkdir(parents=True)
         few = dict.fromkeys((DELTALAKE, DUCKLAKE_UNSORTED), plan.rounds_beside())
         cases = [Case(group, name, partial(self.ready, name), rounds_max=few.get(name)) for name in names]
         results = run_rounds(cases, plan.rounds, on_step=on_step, only_reads=True)
@@ -179,7 +182,8 @@ class _MergeRounds:
     @contextmanager
     def ready(self, name: str) -> Iterator[Work]:
         """Yield the merge of a way whose table has all its small files."""
-        with self._written(name) as (place, direct), WAYS[name][1](place) as merge:
+        writer, way = WAYS[name]
+        with self._copies.table(writer) as (place, direct), way(place) as merge:
 
             def work() -> Callable[[], Footprint | None]:
                 files = merge()
@@ -190,32 +194,9 @@ class _MergeRounds:
             os.sync()  # pending writes of other ways must not slow this one
             yield work
 
-    @contextmanager
-    def _written(self, name: str) -> Iterator[tuple[TablePlace, TablePlace]]:
-        """Create the table, and return its place and the one without delay. In a folder it is copied from the first."""
-        self._number += 1
-        beside = self.folder / str(self._number if self.store is not None else list(WRITERS).index(WAYS[name][0]))
-        if self.store is not None:
-            beside.mkdir()
-            slowed, direct = (
-                TablePlace(f"s3://{BUCKET}/{self.folder.name}/{beside.name}", beside, storage_options(endpoint))
-                for endpoint in (self.store[0].endpoint, self.store[1])
-            )
-            self._write(name, direct)
-            yield slowed, direct
-        else:
-            saved, place = beside.with_name(f"{beside.name}-saved"), TablePlace(str(beside / "table"), beside)
-            if not saved.exists():
-                (beside / "table").mkdir(parents=True)
-                self._write(name, place)
-                beside.rename(saved)
-            shutil.copytree(saved, beside)
-            yield place, place
-        shutil.rmtree(beside)
-
-    def _write(self, name: str, place: TablePlace) -> None:
+    def _write(self, writer: str, place: TablePlace) -> None:
         size = -(-self.rows.num_rows // self.appends)
-        with WRITERS[WAYS[name][0]](place, _LAYOUT) as append:
+        with WRITERS[writer](place, _LAYOUT) as append:
             for n in range(self.appends):
                 append(self.rows.slice(n * size, size))
 

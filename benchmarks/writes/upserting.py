@@ -22,8 +22,9 @@ from deltalake import DeltaTable, WriterProperties
 from benchmarks.harness.connections import connected, load_extension
 from benchmarks.harness.figures import OURS, Check, Finding, Plan, Step, Way, ratio_to
 from benchmarks.harness.rounds import Case, Footprint, Work, run_rounds
-from benchmarks.harness.slow_store import BUCKET, SlowStore, s3_server, slow, storage_options
+from benchmarks.harness.slow_store import SlowStore, s3_server, slow
 from benchmarks.writes.peers import DELTALAKE, DUCKLAKE, UNSYNCED, WRITERS, ZSTD_LEVEL, Layout, TablePlace, connected_to
+from benchmarks.writes.table_copies import TableCopies
 from icedb import Table
 from icedb.sql.connections import quote_text
 
@@ -161,11 +162,13 @@ class _Upserts:
     store: tuple[SlowStore, str] | None = None
     #: Requests by way and kind.
     requests: dict[str, float] = field(default_factory=dict)
-    _number: int = 0
+    _copies: TableCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copies = TableCopies(self.folder, self._write, self.store)
 
     def measured(self, group: str, batch_rows: int, names: Sequence[str], plan: Plan, on_step: Step) -> list[Way]:
         """Measure the seconds of each way in each round."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         batch, checked = self._batch(max(2, batch_rows)), set[str]()
         cases = [Case(group, name, partial(self._ready, name, batch, checked)) for name in names]
         results = run_rounds(cases, plan.rounds_beside(), on_step=on_step, only_reads=True)
@@ -182,7 +185,8 @@ class _Upserts:
     @contextmanager
     def _ready(self, name: str, batch: pa.Table, checked: set[str]) -> Iterator[Work]:
         """Yield the upsert of a way into its table."""
-        with self._table(name) as place, WAYS[name][1](place, batch) as upsert:
+        writer, way = WAYS[name]
+        with self._copies.table(writer) as (place, _), way(place, batch) as upsert:
 
             def work() -> Callable[[], Footprint | None]:
                 rows = upsert()
@@ -193,32 +197,8 @@ class _Upserts:
             os.sync()  # pending writes of other ways must not slow this one
             yield work
 
-    @contextmanager
-    def _table(self, name: str) -> Iterator[TablePlace]:
-        """Create the table without delay, and yield its place. In a folder it is copied from the first one."""
-        self._number += 1
-        number = self._number if self.store is not None else list(WRITERS).index(WAYS[name][0])
-        beside = self.folder / str(number)
-        if self.store is not None:
-            beside.mkdir()
-            slowed, direct = (
-                TablePlace(f"s3://{BUCKET}/{self.folder.name}/{beside.name}", beside, storage_options(endpoint))
-                for endpoint in (self.store[0].endpoint, self.store[1])
-            )
-            self._write(name, direct)
-            yield slowed
-        else:
-            saved, place = beside.with_name(f"{beside.name}-saved"), TablePlace(str(beside / "table"), beside)
-            if not saved.exists():
-                (beside / "table").mkdir(parents=True)
-                self._write(name, place)
-                beside.rename(saved)
-            shutil.copytree(saved, beside)
-            yield place
-        shutil.rmtree(beside)
-
-    def _write(self, name: str, place: TablePlace) -> None:
-        with WRITERS[WAYS[name][0]](place, _LAYOUT) as append:
+    def _write(self, writer: str, place: TablePlace) -> None:
+        with WRITERS[writer](place, _LAYOUT) as append:
             for n in range(self.appends):
                 where = f"i < {self.rows} AND i % {self.appends} = {n}"
                 append(_rows(where, of=self.rows, days=self.days, clustered=self.clustered))

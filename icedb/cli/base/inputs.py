@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -14,7 +14,7 @@ from icedb.cli.render.output import print_message
 from icedb.errors import IceDBError
 from icedb.util.temporary_files import temporary_folder
 
-__all__ = ["Files", "Format", "OnConflict", "read_sql", "rows_of"]
+__all__ = ["Files", "Format", "OnConflict", "Transaction", "read_sql", "rows_of"]
 
 STANDARD_INPUT = "standard input"
 _SUFFIXES = {"json": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
@@ -41,6 +41,25 @@ OnConflict = Annotated[
         "--on-conflict",
         help="If a value is not of its column's type: reject all rows, cast values that keep their meaning, or move "
         "such rows to the table <name>_quarantine.",
+    ),
+]
+
+
+def _txn(text: str) -> tuple[str, int]:
+    application, colon, sequence = text.rpartition(":")
+    if not (application and colon and sequence.isdecimal() and sequence.isascii()):
+        raise typer.BadParameter(f"{text!r} is not a name and a number. Write --txn nightly-load:42.")
+    return application, int(sequence)
+
+
+#: The idempotency key of a write.
+Transaction = Annotated[
+    Any,
+    typer.Option(
+        "--txn",
+        parser=_txn,
+        metavar="NAME:NUMBER",
+        help="Commit exactly once: skip if this name has committed this number or a later one.",
     ),
 ]
 

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 import typer
 
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
-from icedb.cli.base.inputs import Files, Format, rows_of
+from icedb.cli.base.inputs import Files, Format, Transaction, rows_of
 from icedb.cli.base.spec_options import several
-from icedb.cli.commands.write import Transaction
 
 __all__: list[str] = []
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
-from icedb.cli.base.inputs import Files, Format, OnConflict, rows_of
+from icedb.cli.base.inputs import Files, Format, OnConflict, Transaction, rows_of
 from icedb.cli.base.spec_options import SpecFlags, several
 from icedb.cli.render.output import show
 from icedb.errors import InvalidOption
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from icedb.format.table_spec import TableSpec
     from icedb.transaction.append import Commit
 
-__all__ = ["Transaction", "spec_document"]
+__all__ = ["spec_document"]
 
 
 # ------------------------------------------------------------------------------------------------ create
@@ -96,24 +96,6 @@ def _written(commit: "Commit") -> WriteReport:
         repeated=commit.repeated,
         log_file=commit.key,
     )
-
-
-def _txn(text: str) -> tuple[str, int]:
-    application, colon, sequence = text.rpartition(":")
-    if not (application and colon and sequence.isdecimal() and sequence.isascii()):
-        raise typer.BadParameter(f"{text!r} is not a name and a number. Write --txn nightly-load:42.")
-    return application, int(sequence)
-
-
-Transaction = Annotated[
-    Any,
-    typer.Option(
-        "--txn",
-        parser=_txn,
-        metavar="NAME:NUMBER",
-        help="Commit exactly once: skip if this name has committed this number or a later one.",
-    ),
-]
 
 
 @verb(WRITE, "icedb insert s3://lake/events rows.jsonl --txn nightly-load:42")

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 
 from icedb.errors import InvalidOption
+from icedb.format.replay import TableState
 from icedb.operations.rewrite.engine import Engine, LocalEngine, ResourceLimits
 from icedb.operations.upsert.row_changes import RowChanges
 from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader, disk_full, is_disk_full, memory_bytes_default
@@ -20,7 +21,15 @@ from icedb.transaction.idempotent_append import repeated
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import temporary_folder
 
-__all__ = ["CHANGE_MEMORY_BYTES_MIN", "ChangedParts", "Resources", "check_changeable", "commit_changes", "resources"]
+__all__ = [
+    "CHANGE_MEMORY_BYTES_MIN",
+    "ChangedParts",
+    "Resources",
+    "check_changeable",
+    "commit_changes",
+    "no_changes",
+    "resources",
+]
 
 # The shares of the memory for the rows that were found, and for searching, sorting and rewriting, as divisors. The rest
 # is for rows in transit between these, in Arrow.
@@ -29,7 +38,7 @@ _WORK_SHARE = 2
 CHANGE_MEMORY_BYTES_MIN = MEMORY_BYTES_MIN * _WORK_SHARE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChangedParts:
     """The effect of an upsert or update, or of its dry run, on the parts of the table."""
 
@@ -55,6 +64,19 @@ class Resources:
     folder: Path
     memory_bytes: int
     engine: Engine
+
+
+def no_changes(state: TableState, commit: Commit, *, dry_run: bool) -> dict[str, Any]:
+    """Return the fields of ChangedParts if no part was searched."""
+    return {
+        "live_parts": len(state.live),
+        "searched_parts": 0,
+        "rewritten_parts": 0,
+        "removed_parts": 0,
+        "bytes": 0,
+        "commit": commit,
+        "dry_run": dry_run,
+    }
 
 
 def check_changeable(handle: Handle, verb: str) -> None:

@@ -10,7 +10,7 @@ import duckdb
 
 from icedb.errors import IceDBError, InvalidOption, UnknownColumn
 from icedb.operations.rewrite.engine import Engine
-from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
+from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, no_changes, resources
 from icedb.operations.upsert.matched_rows import IS_SAME, MATCHES, ChangePlan, MatchedRows
 from icedb.operations.upsert.row_changes import RowChanges
 from icedb.operations.upsert.row_search import RowSearch, TableColumns
@@ -27,13 +27,28 @@ __all__ = ["UpdateReport", "update"]
 _TEXT = re.compile(r"'(?:[^']|'')*'", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateReport(ChangedParts):
-    """The result of an update or of its dry run."""
+@dataclass(frozen=True)
+class UpdatedRows:
+    """The stored rows for which the predicate is true."""
 
-    updated_rows: int = 0
-    #: Rows for which the predicate is true, and which had the new values already.
-    unchanged_rows: int = 0
+    updated_rows: int
+    #: Rows that had the new values already.
+    unchanged_rows: int
+
+    @classmethod
+    def of(cls, con: duckdb.DuckDBPyConnection) -> UpdatedRows:
+        """Count the rows in MATCHES."""
+        counts = f"SELECT count(*) FILTER (NOT {IS_SAME}), count(*) FILTER ({IS_SAME}) FROM {MATCHES}"
+        [(updated, unchanged)] = con.execute(counts).fetchall()
+        return UpdatedRows(int(updated), int(unchanged))
+
+
+_NO_ROWS = UpdatedRows(0, 0)
+
+
+@dataclass(frozen=True)
+class UpdateReport(ChangedParts, UpdatedRows):
+    """The result of an update or of its dry run."""
 
 
 def update(
@@ -56,14 +71,14 @@ def update(
     state = handle.read(fresh=True)
     check_changeable(handle, "update")
     if txn is not None and is_recorded(state, txn):
-        return UpdateReport(len(state.live), 0, 0, 0, 0, repeated(handle), dry_run)
+        return UpdateReport(**vars(_NO_ROWS), **no_changes(state, repeated(handle), dry_run=dry_run))
     assignments = _Assignments(handle, values, where)
     with resources(handle, memory_bytes, engine) as own:
         rows = MatchedRows(handle, own.con, assignments.plan, "update", own.engine, own.memory_bytes)
         changes = RowChanges(handle, rows, "update", txn=txn, dry_run=dry_run)
         parts = commit_changes(handle, changes)
-        updated, unchanged = (0, 0) if changes.repeated else _counts(own.con)
-    return UpdateReport(**parts, updated_rows=updated, unchanged_rows=unchanged)
+        counts = _NO_ROWS if changes.repeated else UpdatedRows.of(own.con)
+    return UpdateReport(**vars(counts), **parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,9 @@ class _Assignments:
         return ChangePlan(
             search,
             lambda parts: prune_parts(parts, predicate.tree, schema, columns.visible),
-            lambda con: f"SELECT {rows} FROM {MATCHES} WHERE NOT {IS_SAME}" if _counts(con)[0] else None,
+            lambda con: (
+                f"SELECT {rows} FROM {MATCHES} WHERE NOT {IS_SAME}" if UpdatedRows.of(con).updated_rows else None
+            ),
         )
 
     def _checked(self, stored: Mapping[str, str], columns: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -140,11 +157,3 @@ class _Assignments:
         except duckdb.Error as error:
             raise refuse(f"does not fit the rows ({str(error).splitlines()[0]})") from None
         return sql, described
-
-
-def _counts(con: duckdb.DuckDBPyConnection) -> tuple[int, int]:
-    """Return the rows that are updated and unchanged."""
-    [(updated, unchanged)] = con.execute(
-        f"SELECT count(*) FILTER (NOT {IS_SAME}), count(*) FILTER ({IS_SAME}) FROM {MATCHES}"
-    ).fetchall()
-    return int(updated), int(unchanged)

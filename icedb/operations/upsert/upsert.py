@@ -11,7 +11,7 @@ import duckdb
 from icedb.errors import InvalidOption, UnknownColumn
 from icedb.operations.commits.actions import Replace
 from icedb.operations.rewrite.engine import Engine
-from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, resources
+from icedb.operations.upsert.change_rows import ChangedParts, check_changeable, commit_changes, no_changes, resources
 from icedb.operations.upsert.incoming_rows import DELETES, NUMBER, IncomingRows, read_incoming
 from icedb.operations.upsert.matched_rows import IS_SAME, MATCHES, ChangePlan, MatchedRows
 from icedb.operations.upsert.row_changes import RowChanges
@@ -32,15 +32,34 @@ __all__ = ["UpsertReport", "WhenMatched", "upsert"]
 WhenMatched = Literal["update", "skip"]
 
 
-@dataclass(frozen=True, slots=True)
-class UpsertReport(ChangedParts):
-    """The result of an upsert or of its dry run. Counts of stored rows include several rows of one key."""
+@dataclass(frozen=True)
+class UpsertedRows:
+    """The rows of a batch that are new, and the stored rows with its keys, by what becomes of them."""
 
-    inserted_rows: int = 0
-    updated_rows: int = 0
+    inserted_rows: int
+    updated_rows: int
     #: Stored rows that were equal to the row of the batch, or were to be skipped.
-    unchanged_rows: int = 0
-    deleted_rows: int = 0
+    unchanged_rows: int
+    deleted_rows: int
+
+    @classmethod
+    def of(cls, con: duckdb.DuckDBPyConnection, incoming: IncomingRows) -> UpsertedRows:
+        """Count the rows in MATCHES."""
+        [(matching, updated, unchanged, deleted)] = con.execute(
+            f"SELECT count(DISTINCT {NUMBER}) FILTER (NOT {DELETES}), "
+            f"count(*) FILTER (NOT {IS_SAME} AND NOT {DELETES}), "
+            f"count(*) FILTER ({IS_SAME}), count(*) FILTER ({DELETES}) FROM {MATCHES}"
+        ).fetchall()
+        inserted = incoming.rows - incoming.deleting_rows - int(matching)
+        return UpsertedRows(inserted, int(updated), int(unchanged), int(deleted))
+
+
+_NO_ROWS = UpsertedRows(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class UpsertReport(ChangedParts, UpsertedRows):
+    """The result of an upsert or of its dry run. Counts of stored rows include several rows of one key."""
 
 
 def upsert(
@@ -66,14 +85,15 @@ def upsert(
     state = handle.read(fresh=True)
     check_changeable(handle, "upsert")
     if txn is not None and is_recorded(state, txn):
-        return UpsertReport(len(state.live), 0, 0, 0, 0, repeated(handle), dry_run)
+        return UpsertReport(**vars(_NO_ROWS), **no_changes(state, repeated(handle), dry_run=dry_run))
     with resources(handle, memory_bytes, engine) as own:
         incoming = read_incoming(
             handle, data, on, stored_too=columns or (), con=own.con, folder=own.folder, order_by=order_by,
             delete_where=delete_where, on_conflict=on_conflict, memory_bytes=own.memory_bytes,
         )  # fmt: skip
         if incoming is None or not incoming.rows:
-            return UpsertReport(len(state.live), 0, 0, 0, 0, _record(handle, None if dry_run else txn), dry_run)
+            commit = _record(handle, None if dry_run else txn)
+            return UpsertReport(**vars(_NO_ROWS), **no_changes(state, commit, dry_run=dry_run))
         matching = _Matching(handle, incoming, on, _updated(handle, incoming, on, columns), when_matched == "skip")
         own.con.register("incoming", incoming.file.table())
         rows = MatchedRows(
@@ -81,14 +101,8 @@ def upsert(
         )
         changes = RowChanges(handle, rows, "upsert", txn=txn, dry_run=dry_run)
         parts = commit_changes(handle, changes)
-        counts = _Counts(0, 0, 0, 0) if changes.repeated else _Counts.of(own.con, incoming)
-    return UpsertReport(
-        **parts,
-        inserted_rows=counts.inserted,
-        updated_rows=counts.updated,
-        unchanged_rows=counts.unchanged,
-        deleted_rows=counts.deleted,
-    )
+        counts = _NO_ROWS if changes.repeated else UpsertedRows.of(own.con, incoming)
+    return UpsertReport(**vars(counts), **parts)
 
 
 def _record(handle: Handle, txn: Txn | None) -> Commit:
@@ -192,10 +206,10 @@ class _Matching:
         return " AND ".join([f"NOT i.{DELETES}", *values])
 
     def _new_rows(self, con: duckdb.DuckDBPyConnection, kept: Mapping[str, str]) -> str | None:
-        counts = _Counts.of(con, self.incoming)
+        counts = UpsertedRows.of(con, self.incoming)
         names = self.incoming.names
         queries = []
-        if counts.updated:
+        if counts.updated_rows:
             values = {c: f"m.{name}" for c, name in kept.items()}
             values |= {c: f"i.{names[c]}" for c in self.incoming.columns if c not in kept}
             columns = ", ".join(f"{sql} AS {quote_name(c)}" for c, sql in values.items())
@@ -203,29 +217,9 @@ class _Matching:
                 f"SELECT {columns} FROM {MATCHES} AS m JOIN incoming AS i USING ({NUMBER}) "
                 f"WHERE NOT m.{IS_SAME} AND NOT m.{DELETES}"
             )
-        if counts.inserted:
+        if counts.inserted_rows:
             columns = ", ".join(f"i.{names[c]} AS {quote_name(c)}" for c in self.incoming.columns)
             queries.append(
                 f"SELECT {columns} FROM incoming AS i ANTI JOIN {MATCHES} AS m USING ({NUMBER}) WHERE NOT i.{DELETES}"
             )
         return " UNION ALL BY NAME ".join(queries) or None
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """The rows of a batch by what becomes of them, and the stored rows that match."""
-
-    inserted: int
-    updated: int
-    unchanged: int
-    deleted: int
-
-    @classmethod
-    def of(cls, con: duckdb.DuckDBPyConnection, incoming: IncomingRows) -> _Counts:
-        """Count the rows in MATCHES."""
-        [(matching, updated, unchanged, deleted)] = con.execute(
-            f"SELECT count(DISTINCT {NUMBER}) FILTER (NOT {DELETES}), "
-            f"count(*) FILTER (NOT {IS_SAME} AND NOT {DELETES}), "
-            f"count(*) FILTER ({IS_SAME}), count(*) FILTER ({DELETES}) FROM {MATCHES}"
-        ).fetchall()
-        return cls(incoming.rows - incoming.deleting_rows - int(matching), int(updated), int(unchanged), int(deleted))
