@@ -17,7 +17,6 @@ from icedb.operations.upsert.row_changes import RowChanges
 from icedb.sql.connections import MEMORY_BYTES_MIN, connect_reader, disk_full, is_disk_full, memory_bytes_default
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.exclusive import commit_exclusive
-from icedb.transaction.idempotent_append import repeated
 from icedb.transaction.table_handle import Handle
 from icedb.util.temporary_files import temporary_folder
 
@@ -113,25 +112,18 @@ def resources(handle: Handle, memory_bytes: int | None, engine: Engine | None) -
             ) from None
 
 
-def commit_changes(handle: Handle, changes: RowChanges) -> dict[str, Any]:
-    """Commit the changes, or with `dry_run` only find them, and return the fields of ChangedParts.
+def commit_changes(handle: Handle, changes: RowChanges) -> dict[str, Any] | None:
+    """Commit the changes, or with `dry_run` only find them, and return the fields of the report.
+
+    Returns None if another writer has committed the transaction.
 
     Raises the errors of `RowChanges` and of the commit.
     """
     if changes.dry_run:
         changes.prepare(handle.read(fresh=True))
         commit = nothing_to_commit(handle)
-        removed = sum(r.rows == len(r.dropped) for r in changes.rewrites.values())
     else:
         commit = commit_exclusive(handle, changes)
-        commit = repeated(handle) if changes.repeated else commit
-        removed = sum(marker is None for marker in changes.rewritten.values())
-    return {
-        "live_parts": len(changes.live),
-        "searched_parts": changes.searched,
-        "rewritten_parts": len(changes.rewrites) - removed,
-        "removed_parts": removed,
-        "bytes": sum(r.bytes for r in changes.rewrites.values()),
-        "commit": commit,
-        "dry_run": changes.dry_run,
-    }
+        if changes.repeated:
+            return None
+    return {**changes.counts(commit.created_ms), "commit": commit, "dry_run": changes.dry_run}

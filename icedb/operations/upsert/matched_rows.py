@@ -40,6 +40,8 @@ class ChangePlan:
     search: RowSearch
     #: Returns the parts that can have a matching row.
     possible: Callable[[Sequence[Part]], Sequence[Part]]
+    #: Counts the rows in MATCHES, as fields of a report.
+    counts: Callable[[duckdb.DuckDBPyConnection], Mapping[str, int]]
     #: Returns the query of the new rows over MATCHES, or None if there are none.
     new_rows: Callable[[duckdb.DuckDBPyConnection], str | None]
 
@@ -109,6 +111,10 @@ class MatchedRows:
         parts = pc.run_end_encode(places["part"].combine_chunks())
         pieces = np.split(places["row"].to_numpy(), parts.run_ends.to_numpy()[:-1])
         return {self._keys[n]: piece.tobytes() for n, piece in zip(parts.values.to_pylist(), pieces, strict=True)}
+
+    def counts(self) -> Mapping[str, int]:
+        """See ChangedRows."""
+        return self._plan.counts(self.con)
 
     def write(self, *, dry_run: bool) -> WrittenParts:
         """See ChangedRows."""

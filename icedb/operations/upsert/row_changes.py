@@ -54,6 +54,10 @@ class ChangedRows(Protocol):
         """Return the key of each part with rows that change -> the numbers of these rows, as `Rewrite.drop_rows`."""
         ...
 
+    def counts(self) -> Mapping[str, int]:
+        """Return the numbers of the rows that were found and that are new, as fields of a report."""
+        ...
+
     def write(self, *, dry_run: bool) -> WrittenParts:
         """Put the rows that replace others or are inserted. A dry run only checks them. Raises as an insert."""
         ...
@@ -86,6 +90,8 @@ class RowChanges:
     #: The parts of the new rows; None before they are written.
     written: WrittenParts | None = None
     _prepared_for: tuple[Mapping[str, str], TableSpec] | None = None
+    #: The time of an attempt (unix ms) -> the counts of its plan. Another writer may publish an earlier attempt.
+    _attempts: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> list[str]:
@@ -110,6 +116,7 @@ class RowChanges:
         if not (self.rewrites or written.markers or self.txn):
             return None
         gone = list(self.rewrites)
+        self._attempts[t_ms] = self.counts()
         return draft(
             state,
             t_ms=t_ms,
@@ -121,6 +128,23 @@ class RowChanges:
             replaces=state.replaceable(gone, t_ms=t_ms),
             operation=self.operation,
         )
+
+    def counts(self, t_ms: int | None = None) -> Mapping[str, int]:
+        """Return the numbers of rows and parts that the attempt at a time changes, or the current plan."""
+        if t_ms in self._attempts:
+            return self._attempts[t_ms]
+        if self.dry_run:
+            removed = sum(r.rows == len(r.dropped) for r in self.rewrites.values())
+        else:
+            removed = sum(marker is None for marker in self.rewritten.values())
+        return {
+            **self.rows.counts(),
+            "live_parts": len(self.live),
+            "searched_parts": self.searched,
+            "rewritten_parts": len(self.rewrites) - removed,
+            "removed_parts": removed,
+            "bytes": sum(r.bytes for r in self.rewrites.values()),
+        }
 
     def prepare(self, state: TableState) -> WrittenParts:
         """Find the rows of the live parts that change, and put the new parts. Do only what is not done yet.

@@ -76,9 +76,10 @@ def update(
     with resources(handle, memory_bytes, engine) as own:
         rows = MatchedRows(handle, own.con, assignments.plan, "update", own.engine, own.memory_bytes)
         changes = RowChanges(handle, rows, "update", txn=txn, dry_run=dry_run)
-        parts = commit_changes(handle, changes)
-        counts = _NO_ROWS if changes.repeated else UpdatedRows.of(own.con)
-    return UpdateReport(**vars(counts), **parts)
+        report = commit_changes(handle, changes)
+    if report is None:
+        return UpdateReport(**vars(_NO_ROWS), **no_changes(state, repeated(handle), dry_run=dry_run))
+    return UpdateReport(**report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class _Assignments:
         return ChangePlan(
             search,
             lambda parts: prune_parts(parts, predicate.tree, schema, columns.visible),
+            lambda con: vars(UpdatedRows.of(con)),
             lambda con: (
                 f"SELECT {rows} FROM {MATCHES} WHERE NOT {IS_SAME}" if UpdatedRows.of(con).updated_rows else None
             ),

@@ -100,9 +100,10 @@ def upsert(
             handle, own.con, matching.plan, "upsert", own.engine, own.memory_bytes, partitions_max=partitions_max
         )
         changes = RowChanges(handle, rows, "upsert", txn=txn, dry_run=dry_run)
-        parts = commit_changes(handle, changes)
-        counts = _NO_ROWS if changes.repeated else UpsertedRows.of(own.con, incoming)
-    return UpsertReport(**vars(counts), **parts)
+        report = commit_changes(handle, changes)
+    if report is None:
+        return UpsertReport(**vars(_NO_ROWS), **no_changes(state, repeated(handle), dry_run=dry_run))
+    return UpsertReport(**report)
 
 
 def _record(handle: Handle, txn: Txn | None) -> Commit:
@@ -188,7 +189,12 @@ class _Matching:
             predicate = check_predicate(self.incoming.possible, schema, columns.visible, table=self.handle.table)
             return prune_parts(parts, predicate.tree, schema, columns.visible)
 
-        return ChangePlan(search, possible, lambda con: self._new_rows(con, kept))
+        return ChangePlan(
+            search,
+            possible,
+            lambda con: vars(UpsertedRows.of(con, self.incoming)),
+            lambda con: self._new_rows(con, kept),
+        )
 
     def _condition(self, stored: Mapping[str, str]) -> str:
         if not stored.keys() >= set(self.on):

@@ -154,6 +154,8 @@ def test_parts_of_an_attempt_that_another_writer_published_stay(clocked: Clocked
     report = open_table(store, clock).upsert([{"k": 1, "n": 20, "v": 1}], on=["n"])
     assert not steps
     assert report.commit.committed
+    counts = report.inserted_rows, report.updated_rows, report.rewritten_parts
+    assert counts == (1, 0, 0), "of the first attempt, which was published: the second one would update row 20"
     assert rows(other) == sorted([*BEFORE, (1, 20, 1), (1, 20, 9)])
     check_sound(clocked)
     assert only_live_parts_stay(clocked, clock)

@@ -60,6 +60,10 @@ class PlainChangedRows:
         """See ChangedRows."""
         return {} if self.skip else {key: np.asarray(n, np.int64).tobytes() for key, n in sorted(self.found.items())}
 
+    def counts(self) -> Mapping[str, int]:
+        """See ChangedRows."""
+        return {"matching_rows": sum(map(len, self.found.values()))}
+
     def write(self, *, dry_run: bool) -> WrittenParts:
         """See ChangedRows."""
         return WrittenParts({}, (), self.handle.clock.now_ms()) if self.skip and self.found else self.put()
