@@ -220,7 +220,7 @@ INVALID: list[tuple[str, list[str], str]] = [
     *(("restore", [f"--as-of={text}"], "not a time with a time zone")
       for text in ("2026-11-21T10:00:00", "yesterday", "2026-11-21", "99999d")),
     ("cleanup", ["--grace", "90s", "--yes"], "grace"),
-    ("info", ["--hot-parts", "1"], "hot_parts"),
+    ("info", ["--hot-parts", "1"], "the threshold --hot-parts is 1"),
     *(("info", [f"--{name}=64X"], "'64X' is not a size. Write 64MB") for name in ("expired-bytes", "part-bytes-max")),
     *(("merge", [f"--part-bytes-max={text}"], message)
       for text, message in {"64X": "is not a size. Write 64MB", "0": "is below 1 byte"}.items()),

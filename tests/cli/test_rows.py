@@ -65,12 +65,13 @@ def test_upsert_prints_a_table_for_people(table: Table, lines: Path) -> None:
     ("flags", "message"),
     [
         ([], "--on"),
-        (["--on", "nosuch"], "on names 'nosuch'"),
+        (["--on", "nosuch"], ": --on names 'nosuch'"),
         (["--on", "k"], "rows of the batch have the key k = 1"),
         (["--on", "id,k"], "--on k"),
-        (["--on", "id", "--column", "v", "--when-matched", "skip"], "Leave out one"),
+        (["--on", "id", "--column", "v", "--when-matched", "skip"], "--column excludes --when-matched skip"),
         (["--on", "id", "--delete-where", "nosuch = 1"], "nosuch"),
         (["--on", "id", "--on-conflict", "quarantine"], "quarantine"),
+        (["--on", "id", "--memory", "1MB"], "--memory is 1000000. Pass at least"),
     ],
 )
 def test_a_wrong_upsert_changes_nothing(table: Table, lines: Path, flags: list[str], message: str) -> None:
@@ -95,7 +96,8 @@ def test_update_sets_columns(table: Table) -> None:
         (["--set", "v", "--where", "true"], "Write --set"),
         (["--set", "v = ", "--where", "true"], "Write --set"),
         (["--set", "v=1", "--set", "v=2", "--where", "true"], "twice"),
-        (["--set", "nosuch=1", "--where", "true"], "nosuch"),
+        (["--set", "nosuch=1", "--where", "true"], ": --set names 'nosuch'"),
+        (["--set", "v=1", "--where", "true", "--memory", "1MB"], "--memory is 1000000. Pass at least"),
     ],
 )
 def test_a_wrong_update_changes_nothing(table: Table, flags: list[str], message: str) -> None:

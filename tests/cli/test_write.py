@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from icedb import Dedup, Replacing, Table
-from icedb.cli.render.messages import PHRASES, in_the_shell
+from icedb.cli.render.messages import PHRASES, in_the_shell, with_options
 from icedb.format.table_spec import TableSpec
 from tests.cli.test_commands import error_of, run, run_json
 
@@ -80,14 +80,14 @@ def test_create_applies_the_merging_flags(tmp_path: Path) -> None:
         (["--column", "a=INT", "--column", "a=TEXT"], "twice"),
         (["--merge-sum", "n"], "needs a key"),
         (["--merge-by", "k", "--merge-version", "v", "--merge-sum", "n"], "excludes --merge-sum"),
-        (["--compression", "zip"], "compression must be one of"),
-        (["--schema-policy", "closed"], "schema_policy must be one of 'open', 'declared'"),
+        (["--compression", "zip"], "error: --compression must be one of"),
+        (["--schema-policy", "closed"], "--schema-policy must be one of 'open', 'declared'"),
         (["--partition-by", "strftime(ts"], "strftime(ts"),
         (["--sort-by", "user_id,ts"], "Write --sort-by user_id --sort-by ts"),
         (["--bloom-filters", "a,b"], "Write --bloom-filters a --bloom-filters b"),
-        (["--column", "a=DOUBLE", "--bloom-filters", "a"], "Remove it from bloom_filters"),
+        (["--column", "a=DOUBLE", "--bloom-filters", "a"], "Remove it from --bloom-filters"),
         (["--merge-by", "a", "--merge-sum", "n, m"], "Write --merge-sum n --merge-sum m"),
-        (["--sort-by", "b", "--column", "a=INT", "--schema-policy", "declared"], "sort_by names 'b', and neither"),
+        (["--sort-by", "b", "--column", "a=INT", "--schema-policy", "declared"], "--sort-by names 'b', and neither"),
     ],
 )
 def test_an_invalid_spec_creates_nothing(tmp_path: Path, flags: list[str], message: str) -> None:
@@ -328,6 +328,22 @@ def test_errors_name_invalid_paths(tmp_path: Path) -> None:
 
 
 def test_messages_name_flags_and_verbs_of_the_command() -> None:
-    message = in_the_shell("If nothing uses it, pass allow_short_grace=True.")
-    assert message == "If nothing uses it, pass --allow-short-grace."
+    assert in_the_shell("List them with drop_partitions.") == "List them with icedb drop."
     assert in_the_shell("remove it first with unpin('a b').") == "remove it first with icedb unpin and the name a b."
+
+
+@pytest.mark.parametrize(
+    ("message", "printed"),
+    [
+        ("s3://on/on: on names 'on', but it is on.", "s3://on/on: --on names 'on', but it is on."),
+        ("Table.upsert: on is 3; give a list.", "--on is 3; give a list."),
+        ("t: when_matched='skip' excludes columns=.", "t: --when-matched skip excludes --column."),
+        ("Pass allow_short_grace=True or memory_bytes=5.", "Pass --allow-short-grace or --memory 5."),
+        ("t: memory_bytes is 5, not 'memory_bytes'.", "t: --memory is 5, not 'memory_bytes'."),
+        ("a/memory_bytes: my_memory_bytes and memory_bytes()", "a/memory_bytes: my_memory_bytes and memory_bytes()"),
+    ],
+)
+def test_messages_name_the_options_of_the_running_verb(message: str, printed: str) -> None:
+    options = {"on": "--on", "when_matched": "--when-matched", "columns": "--column", "memory_bytes": "--memory",
+               "allow_short_grace": "--allow-short-grace"}  # fmt: skip
+    assert with_options(message, options) == printed

@@ -31,7 +31,14 @@ from icedb.cli.render.outcomes import outcome_of
 from icedb.cli.render.output import error_output, one_line, print_message
 from icedb.cli.render.progress_bars import bars
 from icedb.cli.render.report_text import print_details, show
-from icedb.errors import CorruptionError, IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
+from icedb.errors import (
+    CorruptionError,
+    IceDBError,
+    InvalidOption,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    RetryableError,
+)
 from icedb.util.clock import SystemClock
 from icedb.util.durations import DURATION, parse_duration
 from icedb.util.sizes import parse_size
@@ -135,12 +142,18 @@ class _Verbs(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush does not fail
             raise typer.Exit(Exit.PIPE_CLOSED) from None
         except (IceDBError, OSError) as error:
-            print_message(Text.assemble(("error: ", "bold red"), one_line(error)))
+            options = self._options(ctx.invoked_subcommand) if isinstance(error, InvalidRequestError) else {}
+            print_message(Text.assemble(("error: ", "bold red"), one_line(error, options)))
             raise typer.Exit(_status(error)) from None
         except Exception as error:  # noqa: BLE001  Python's own status 1 would mean that `verify` found errors
             print_exception(error)
             print_message(Text.assemble(("error: ", "bold red"), "this is a bug in IceDB. Please report it."))
             raise typer.Exit(Exit.BUG) from None
+
+    def _options(self, verb: str) -> dict[str, str]:
+        """Return the options of a verb by the names of its parameters, which are those of the library's arguments."""
+        params = self.commands[verb].params
+        return {p.name.rstrip("_"): p.opts[0] for p in params if p.name is not None and p.opts[0].startswith("--")}
 
 
 def _panel(command: Any) -> str:

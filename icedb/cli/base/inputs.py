@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
+from icedb.cli.base.application import size
 from icedb.cli.render.output import print_message
 from icedb.errors import IceDBError
 from icedb.util.temporary_files import temporary_folder
 
-__all__ = ["Files", "Format", "OnConflict", "Transaction", "read_sql", "rows_of"]
+__all__ = ["Files", "Format", "Memory", "OnConflict", "Transaction", "read_sql", "rows_of"]
 
 STANDARD_INPUT = "standard input"
 _SUFFIXES = {"json": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
@@ -42,6 +43,12 @@ OnConflict = Annotated[
         help="If a value is not of its column's type: reject all rows, cast values that keep their meaning, or move "
         "such rows to the table <name>_quarantine.",
     ),
+]
+
+
+#: The memory of a write or a change in this process.
+Memory = Annotated[
+    Any, size("--memory", "Use this memory at most before data is spilled to disk.", default="half of the machine's")
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from icedb.cli.base.application import INSPECT, MAINTAIN, Connection, DryRun, Json, Uri, Yes, run, verb
-from icedb.cli.base.inputs import read_sql
+from icedb.cli.base.inputs import Memory, read_sql
 from icedb.cli.base.spec_options import MERGING, SpecFlags, several
 from icedb.cli.commands.write import spec_document
 from icedb.cli.render.command_reports import AlterReport, RefreshReport
@@ -130,6 +130,7 @@ def refresh_view(
     connection: Connection,
     uri: Uri,
     name: Annotated[str, typer.Argument(help="Name of the view.", show_default=False)],
+    memory_bytes: Memory = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -144,7 +145,7 @@ def refresh_view(
         source_rows = table.snapshot().rows
         if dry:
             return RefreshReport(table.uri, name, source_rows, None, None, None, None, dry_run=True)
-        commit = table.refresh_view(name)
+        commit = table.refresh_view(name, memory_bytes=memory_bytes)
         return RefreshReport(
             table.uri, name, source_rows, commit.rows, len(commit.parts), len(commit.tombstoned), commit.key,
             dry_run=False,

@@ -25,6 +25,7 @@ from icedb.cli.base.application import (
     time_option,
     verb,
 )
+from icedb.cli.base.inputs import Memory
 from icedb.cli.render.command_reports import UnpinReport
 from icedb.cli.render.outcomes import outcome_of, wait_text
 from icedb.cli.render.output import one_line, print_message, time_text
@@ -43,7 +44,7 @@ def orphans(
     connection: Connection,
     uri: Uri,
     delete: Annotated[bool, typer.Option("--delete/--dry-run", help="Delete the orphans, or only list them.")] = False,
-    min_age: Annotated[
+    min_age_ms: Annotated[
         int | None, duration("--min-age", "Skip parts that are younger than this.", default="24h")
     ] = None,
     yes: Yes = False,
@@ -51,7 +52,7 @@ def orphans(
 ) -> None:
     """List or delete orphans: parts of failed writes that no log file and no undecided claim names."""
     table = connection.open(uri)
-    run(lambda dry: table.delete_orphans(min_age_ms=min_age, dry_run=dry), dry_run=not delete, yes=yes, json=json)
+    run(lambda dry: table.delete_orphans(min_age_ms=min_age_ms, dry_run=dry), dry_run=not delete, yes=yes, json=json)
 
 
 @verb(MAINTAIN, "icedb merge s3://lake/events --order newest")
@@ -69,6 +70,7 @@ def merge(
         int | None,
         duration("--max-time", "Merge repeatedly for this time, with a commit for each merge.", default="one merge"),
     ] = None,
+    memory_bytes: Memory = None,
     watching: Annotated[
         bool, typer.Option("--watch", help="Repeat until SIGINT or SIGTERM, which let a running merge finish.")
     ] = False,
@@ -83,6 +85,8 @@ def merge(
         raise typer.BadParameter("--every requires --watch.")
     if max_time is not None and watching:
         raise typer.BadParameter("--watch has no end. Pass it without --max-time.")
+    if memory_bytes is not None and watching:
+        raise typer.BadParameter("--watch excludes --memory. Pass --max-time instead of --watch.")
     sizes: dict[str, Any] = {} if part_bytes_max is None else {"part_bytes_max": part_bytes_max}
     if watching:
         from icedb.operations.rewrite.watch import watch
@@ -104,7 +108,10 @@ def merge(
         raise typer.BadParameter("--order both requires --watch. Without it, pass oldest or newest.")
     table = connection.open(uri)
     max_seconds = None if max_time is None else max_time / 1_000
-    show(table.merge(order=order, max_seconds=max_seconds, dry_run=dry_run, **sizes), json=json)
+    show(
+        table.merge(order=order, max_seconds=max_seconds, memory_bytes=memory_bytes, dry_run=dry_run, **sizes),
+        json=json,
+    )
 
 
 def _stop_on_signals() -> Event:
@@ -148,7 +155,7 @@ def merge_log(connection: Connection, uri: Uri, dry_run: DryRun = False, json: J
 def cleanup(
     connection: Connection,
     uri: Uri,
-    grace: Annotated[
+    grace_ms: Annotated[
         int | None, duration("--grace", "Keep objects that were superseded within this time.", default="1h")
     ] = None,
     allow_short_grace: Annotated[
@@ -166,11 +173,11 @@ def cleanup(
 
     table = connection.open(uri)
     run(
-        lambda dry: table.cleanup(grace_ms=grace, allow_short_grace=allow_short_grace, dry_run=dry),
+        lambda dry: table.cleanup(grace_ms=grace_ms, allow_short_grace=allow_short_grace, dry_run=dry),
         dry_run=dry_run,
         yes=yes,
         json=json,
-        nothing=lambda: wait_text(superseded_objects(table.handle, grace_ms=grace), now_ms=SystemClock().now_ms()),
+        nothing=lambda: wait_text(superseded_objects(table.handle, grace_ms=grace_ms), now_ms=SystemClock().now_ms()),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
-from icedb.cli.base.inputs import Files, Format, Transaction, rows_of
+from icedb.cli.base.inputs import Files, Format, Memory, Transaction, rows_of
 from icedb.cli.base.spec_options import several
 
 __all__: list[str] = []
@@ -21,7 +21,7 @@ def upsert(
         Literal["update", "skip"],
         typer.Option("--when-matched", help="Update stored rows, or skip them and insert only rows with new keys."),
     ] = "update",
-    column: Annotated[
+    columns: Annotated[
         list[str] | None, several("--column", "COLUMN", "Update only this column (default: all columns of the input).")
     ] = None,
     delete_where: Annotated[
@@ -37,6 +37,7 @@ def upsert(
         typer.Option("--on-conflict", help="Reject values of another type, or cast those that keep their meaning."),
     ] = "raise",
     txn: Transaction = None,
+    memory_bytes: Memory = None,
     format: Format = None,  # noqa: A002  the flag's name
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -50,11 +51,12 @@ def upsert(
                 paths,
                 on,
                 when_matched=when_matched,
-                columns=column or None,
+                columns=columns or None,
                 delete_where=delete_where,
                 order_by=order_by or (),
                 on_conflict=on_conflict,
                 txn=txn,
+                memory_bytes=memory_bytes,
                 dry_run=dry,
             ),
             dry_run=dry_run,
@@ -74,7 +76,7 @@ def _assignment(text: str) -> tuple[str, str]:
 def update(
     connection: Connection,
     uri: Uri,
-    assignments: Annotated[
+    set_: Annotated[
         list[str],
         several("--set", "COLUMN=EXPRESSION", "Set a column to a DuckDB expression over the columns of the row."),
     ],
@@ -82,14 +84,20 @@ def update(
         str, typer.Option(help="Update the rows that match this DuckDB predicate; true for all.", show_default=False)
     ],
     txn: Transaction = None,
+    memory_bytes: Memory = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Set columns of the rows that match a predicate, in one commit."""
-    pairs = [_assignment(text) for text in assignments]
+    pairs = [_assignment(text) for text in set_]
     values = dict(pairs)
     if len(values) < len(pairs):
         raise typer.BadParameter(f"--set names a column twice: {[column for column, _ in pairs]}.")
     table = connection.open(uri)
-    run(lambda dry: table.update(values, where, txn=txn, dry_run=dry), dry_run=dry_run, yes=yes, json=json)
+    run(
+        lambda dry: table.update(values, where, txn=txn, memory_bytes=memory_bytes, dry_run=dry),
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    )

@@ -1,6 +1,7 @@
 """Verbs that create a table and add rows: create, insert, overwrite, import."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -8,7 +9,7 @@ import typer
 from rich.text import Text
 
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
-from icedb.cli.base.inputs import Files, Format, OnConflict, Transaction, rows_of
+from icedb.cli.base.inputs import Files, Format, Memory, OnConflict, Transaction, rows_of
 from icedb.cli.base.spec_options import SpecFlags, several
 from icedb.cli.render.command_reports import CreateReport, WriteReport
 from icedb.cli.render.output import print_message
@@ -86,16 +87,15 @@ def insert(
     txn: Transaction = None,
     on_conflict: OnConflict = "raise",
     format: Format = None,  # noqa: A002  the flag's name
+    memory_bytes: Memory = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Append the rows of files or of standard input, in one commit. A dry run reads and checks all rows."""
     table = connection.open(uri)
     with rows_of(files, format) as paths:
-        if dry_run:
-            show(table.insert(paths, txn=txn, on_conflict=on_conflict, dry_run=True), json=json, dry_run=True)
-        else:
-            show(_written(table.insert(paths, txn=txn, on_conflict=on_conflict)), json=json)
+        insert = partial(table.insert, paths, txn=txn, on_conflict=on_conflict, memory_bytes=memory_bytes)
+        show(insert(dry_run=True) if dry_run else _written(insert()), json=json, dry_run=dry_run)
 
 
 @verb(WRITE, "icedb overwrite s3://lake/events day.parquet --partition d=2026-11-21")
@@ -103,7 +103,7 @@ def overwrite(
     connection: Connection,
     uri: Uri,
     files: Files,
-    partition: Annotated[
+    partitions: Annotated[
         list[str] | None,
         typer.Option("--partition", metavar="PATH", help="Replace this partition: d=2026-11-21. May be repeated."),
     ] = None,
@@ -113,23 +113,21 @@ def overwrite(
     everything: Annotated[bool, typer.Option("--everything", help="Replace the whole table.")] = False,
     on_conflict: OnConflict = "raise",
     format: Format = None,  # noqa: A002  the flag's name
+    memory_bytes: Memory = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Replace partitions or the whole table with the rows of files or of standard input, in one commit."""
-    if (bool(partition) + bool(where) + everything) != 1:
+    if (bool(partitions) + bool(where) + everything) != 1:
         raise typer.BadParameter("Pass exactly one of --partition, --where and --everything.")
-    chosen: Sequence[str] | str | None = where or partition or None
+    chosen: Sequence[str] | str | None = where or partitions or None
     table = connection.open(uri)
     with rows_of(files, format) as paths:
-
-        def operation(dry: bool) -> object:
-            if dry:
-                return table.overwrite(paths, partitions=chosen, on_conflict=on_conflict, dry_run=True)
-            return _written(table.overwrite(paths, partitions=chosen, on_conflict=on_conflict))
-
-        run(operation, dry_run=dry_run, yes=yes, json=json)
+        overwrite = partial(
+            table.overwrite, paths, partitions=chosen, on_conflict=on_conflict, memory_bytes=memory_bytes
+        )
+        run(lambda dry: overwrite(dry_run=True) if dry else _written(overwrite()), dry_run=dry_run, yes=yes, json=json)
 
 
 # ------------------------------------------------------------------------------------------------ import

@@ -1,8 +1,12 @@
-"""Messages of the library in terms of the command: a verb or a flag instead of a method or an argument."""
+"""Messages of the library in terms of the command: a verb or an option instead of a method or an argument.
+
+`with_options` replaces the names of arguments for which the running verb has an option. `PHRASES` has the rest.
+"""
 
 import re
+from collections.abc import Mapping
 
-__all__ = ["PHRASES", "in_the_shell"]
+__all__ = ["PHRASES", "in_the_shell", "with_options"]
 
 #: A pattern that occurs in the source of the library, and the text that the command prints instead.
 PHRASES = (
@@ -13,18 +17,15 @@ PHRASES = (
     (r"cannot take rows from a builtins\.str that is no path of Parquet", "this is no name of a file of Parquet"),
     (r"Table\.insert takes paths", "icedb insert takes files"),
     (r"insert\(path, on_conflict='cast'\)", "icedb insert --on-conflict cast"),
-    (r"on_conflict='(\w+)'", r"--on-conflict \1"),
-    (r"another on_conflict", "another --on-conflict"),
     (r"Correct AWS_PROFILE", "Correct --profile (or AWS_PROFILE)"),
     (r" \(min_age_ms=\d+\)", ""),
-    (r"allow_short_grace=True", "--allow-short-grace"),
-    (r"first_time=True", "--first-time"),
     (r"drop_partitions", "icedb drop"),
+    (r"snapshot\(\)\.partitions\(\) or (?=icedb partitions)", ""),
+    (r"; pass missing_ok=True if one may be gone already", ""),
     (r"delete\(where\)", "icedb delete --where"),
     (r"delete_orphans deletes", "icedb orphans --delete deletes"),
     (r"as snapshot\(\)\.partitions\(\) lists them", "as icedb partitions lists them"),
     (r"the name of a profile \(AWS_PROFILE\)", "give --profile (or AWS_PROFILE)"),
-    (r"\bexclude_columns\b", "--exclude-column"),
     (r"overwrite replaces what", "--overwrite replaces what"),
     (r"with overwrite\.", "with --overwrite."),
     (r"keep is (?=[-\d])", "--keep is "),
@@ -39,4 +40,26 @@ def in_the_shell(message: str) -> str:
     """Return a message of the library in terms of the command."""
     for pattern, words in PHRASES:
         message = re.sub(pattern, words, message)
+    return message
+
+
+# What is not before the name of an argument: another part of a name, of an option, of a path or of a quoted text.
+_BEFORE = r"(?<![\w'./-])"
+
+
+def with_options(message: str, options: Mapping[str, str]) -> str:
+    """Replace arguments in a message by the options of the running verb, `options`: argument -> option.
+
+    An argument is recognised by an equals sign after it, by an underscore in its name, or at the begin of a sentence
+    about it ("on names 'id'"). Names in quotes are those of the caller.
+    """
+    message = re.sub(r"^Table\.\w+: ", "", message)
+    for argument, option in options.items():
+        name = f"{_BEFORE}{argument}"
+        message = re.sub(rf"{name}='([^']*)'", rf"{option} \1", message)
+        message = re.sub(rf"{name}=True\b", option, message)
+        message = re.sub(rf"{name}=(?=[\d[])", f"{option} ", message)
+        message = re.sub(rf"{name}=", option, message)
+        about = rf"{name}(?![\w'/(-])" if "_" in argument else rf"(?:^|(?<=: )){argument}(?= (?:is|names|must) )"
+        message = re.sub(about, option, message)
     return message

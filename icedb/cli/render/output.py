@@ -6,13 +6,14 @@ If standard output is not a terminal, a table is as wide as its longest row, so 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from icedb.cli.render.messages import in_the_shell
+from icedb.cli.render.messages import in_the_shell, with_options
 
 __all__ = ["error_output", "moment", "one_line", "output", "print_message", "time_text", "write_json"]
 
@@ -41,11 +42,14 @@ def print_message(text: Text) -> None:
     error_output().print(text, soft_wrap=True)
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of an error without line breaks, in terms of the command."""
+def one_line(error: Exception, options: Mapping[str, str] | None = None) -> str:
+    """Return the message of an error without line breaks, in terms of the command.
+
+    `options`: the options of the running verb by the arguments of the library that they set.
+    """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"'{error.filename}': {error.strerror}."
-    return in_the_shell(" ".join(str(error).split()))
+    return with_options(in_the_shell(" ".join(str(error).split())), options or {})
 
 
 def write_json(document: object) -> None:

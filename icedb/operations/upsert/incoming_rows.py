@@ -141,7 +141,7 @@ def _check_columns(handle: Handle, columns: Mapping[str, str], *, on: Sequence[s
         if missing := [c for c in named if c not in columns]:
             raise UnknownColumn(
                 f"{handle.table}: {option} names '{missing[0]}', and the batch has no such column (it has "
-                f"{sorted(columns)}). Correct {option}, or add the column to the batch."
+                f"{sorted(columns)}). Correct it, or add the column to the batch."
             )
     present = {c.casefold() for c in columns}
     for expression in handle.expressions:

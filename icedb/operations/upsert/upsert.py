@@ -133,7 +133,7 @@ def _check_options(
     if when_matched not in get_args(WhenMatched):
         raise InvalidOption(f"{handle.table}: when_matched is {when_matched!r}; give 'update' or 'skip'.")
     if columns is not None and when_matched == "skip":
-        raise InvalidOption(f"{handle.table}: columns are updated, but when_matched is 'skip'. Leave out one of them.")
+        raise InvalidOption(f"{handle.table}: columns= excludes when_matched='skip'. Leave out one of them.")
     if partitions_max is not None and (not isinstance(partitions_max, int) or partitions_max < 1):
         raise InvalidOption(f"{handle.table}: partitions_max is {partitions_max!r}; pass at least 1, or None.")
     if on_conflict not in ("raise", "cast"):
@@ -153,7 +153,7 @@ def _updated(
                 f"{sorted(incoming.columns)}). Correct the name."
             )
         if column in on:
-            raise InvalidOption(f"{handle.table}: '{column}' is in on and in columns. The key of a row never changes.")
+            raise InvalidOption(f"{handle.table}: '{column}' is in on= and columns=. The key of a row never changes.")
     if not columns:
         raise InvalidOption(f"{handle.table}: columns is empty. Name some, or pass when_matched='skip'.")
     return frozenset(columns)

@@ -377,7 +377,7 @@ REJECTED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"on": ["nosuch"]}, UnknownColumn, "on names 'nosuch'"),
     ({"when_matched": "delete"}, InvalidOption, "when_matched must be one of"),
     ({"columns": []}, InvalidOption, "columns is empty"),
-    ({"columns": ["id"]}, InvalidOption, "in on and in columns"),
+    ({"columns": ["id"]}, InvalidOption, "in on= and columns="),
     ({"columns": ["nosuch"]}, UnknownColumn, "columns names 'nosuch'"),
     ({"columns": ["v"], "when_matched": "skip"}, InvalidOption, "Leave out one"),
     ({"order_by": ["nosuch"]}, UnknownColumn, "order_by names 'nosuch'"),
