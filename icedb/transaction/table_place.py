@@ -1,4 +1,4 @@
-"""The rules for addresses of tables, and the objects below a table that belong to another table.
+"""The rules for addresses of tables, the tables below an address, and the objects of other tables below a table.
 
 A table owns what lies below its `_data/`, `_log/` and `_claims/`, and readers of Delta and Iceberg own `_delta_log/`
 and `metadata/`. A table inside one of these folders would lose its objects to the maintenance of the outer table. An
@@ -7,20 +7,23 @@ address without such a segment costs no request. Plain nesting (`events` and `ev
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from icedb.errors import InvalidURI
 from icedb.format.keys import Keys
-from icedb.storage.location import Location
-from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, some_below
+from icedb.storage.location import Location, parse_location
+from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, open_single_store, some_below
 from icedb.transaction.table_handle import Handle
+from icedb.util.progress import progress
 
 __all__ = [
     "RESERVED",
     "below_other_tables",
     "check_address",
+    "find_tables",
     "foreign_roots",
     "is_below",
     "is_table",
@@ -65,6 +68,27 @@ def is_table(store: ObjectStore) -> bool:
     """Whether a store's address has a table, or the log of one. Makes up to three requests."""
     keys = store.location.keys
     return any(_is_there(store, key) for key in (keys.spec, keys.probe)) or bool(some_below(store, keys.log_prefix))
+
+
+def find_tables(root: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the address of each table at `root` and below it, in the order of their names.
+
+    Each folder costs a request, except those that a table owns. Folders whose name begins with a dot, and symbolic
+    links, are skipped. A table without `_table.json`, such as one of IceDB v3, is recognised by its `_data` and `_log`.
+    Raises InvalidURI and the store's errors.
+    """
+    location = parse_location(root)
+    store = open_single_store(location)
+    with progress("listing folders", None, "objects") as advance:
+        folders = ["" if location.scheme == "file" else location.prefix]
+        while folders:
+            folder = folders.pop()
+            objects, below = store.list_folder(folder)
+            advance(1)
+            if "_table.json" in objects or {"_data", "_log"} <= set(below):
+                yield f"{location.root_uri}/{folder}".rstrip("/")
+            names = sorted((n for n in below if n not in RESERVED and not n.startswith(".")), reverse=True)
+            folders += [f"{folder}/{name}" if folder else name for name in names]
 
 
 def _is_there(store: ObjectStore, key: str) -> bool:

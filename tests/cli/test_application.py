@@ -20,7 +20,8 @@ from rich.console import Console
 
 from icedb import Table, __version__
 from icedb.cli import app
-from icedb.cli.base.application import EXIT_STATUSES, OTHER_NAMES, Connection, Exit
+from icedb.cli.base.application import Connection
+from icedb.cli.base.verb_group import EXIT_STATUSES, OTHER_NAMES, Exit
 from icedb.cli.render.output import time_text
 from icedb.cli.render.progress_bars import Bars, bars
 from icedb.errors import (

@@ -1,9 +1,10 @@
-"""No table is created inside another or over a lost table, and nested prefixes are two tables."""
+"""No table is created inside another or over a lost table, and nested prefixes are two tables, which are listed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.append import append
-from icedb.transaction.table_place import foreign_roots, is_below, locations_above
+from icedb.transaction.table_place import find_tables, foreign_roots, is_below, locations_above
 from tests.support.object_stores.stores import Place
 from tests.support.tables.attached_tables import created as create
 from tests.support.tables.v3_api import client, program
@@ -222,3 +223,30 @@ def test_info_of_a_nested_table_counts_its_own_rows(local: Place) -> None:
     for table, rows in ((outer, 1), (inner, 2)):
         result = CliRunner().invoke(app, ["info", table.uri, "--json"])
         assert (result.exit_code, json.loads(result.stdout)["live_rows"]) == (0, rows)
+
+
+# ------------------------------------------------------------------------------------------------ find
+
+
+def test_tables_are_found_at_any_depth_without_following_links(tmp_path: Path) -> None:
+    for name in ("b", "a/deep/er", "a/deep", "b/nested"):
+        Table.create(tmp_path / "lake" / name).insert([{"n": 1}])
+    (tmp_path / "lake" / "b" / "_table.json").unlink()  # as a table of v3
+    Table.create(tmp_path / "lake" / ".hidden")
+    (tmp_path / "lake" / "loop").symlink_to(tmp_path / "lake")
+    (tmp_path / "lake" / "raw").mkdir()
+    (tmp_path / "lake" / "raw" / "x.parquet").write_bytes(b"x")
+    found = [Path(uri).relative_to(tmp_path / "lake").as_posix() for uri in find_tables(tmp_path / "lake")]
+    assert found == ["a/deep", "a/deep/er", "b", "b/nested"]
+    assert list(find_tables(tmp_path / "lake" / "b" / "nested")) == [str(tmp_path / "lake" / "b" / "nested")]
+    assert list(find_tables(tmp_path / "nothing")) == []
+
+
+@pytest.mark.s3
+def test_tables_are_found_in_a_bucket(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.storage_options.items():
+        monkeypatch.setenv(name, value)
+    for name in ("b", "a/deep"):
+        Table.create(f"{s3.uri}/{name}").insert([{"n": 1}])
+    assert list(find_tables(s3.uri)) == [f"{s3.uri}/a/deep", f"{s3.uri}/b"]
+    assert f"{s3.uri}/b" in list(find_tables(parse_location(s3.uri).root_uri))

@@ -1,8 +1,8 @@
-"""The application that all verbs of the command `icedb` share: connection flags, kinds of arguments, exit statuses.
+"""The application that all verbs of the command `icedb` share: connection flags, kinds of arguments, confirmation.
 
 A verb is a function of its arguments, registered with `verb` and one example. A verb that connects to a store takes a
-`Connection` as its first parameter, and `verb` adds the flags of the connection. Errors of IceDB and of the operating
-system become one line on standard error and an exit status, see `Exit`. Long work shows its progress on a terminal.
+`Connection` as its first parameter, and `verb` adds the flags of the connection. Long work shows its progress on a
+terminal. `icedb.cli.base.verb_group` turns errors into exit statuses.
 """
 
 import inspect
@@ -13,32 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
-from enum import IntEnum
 from functools import wraps
-from traceback import print_exception
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
-from rich.text import Text
 from typer._completion_classes import completion_init
 from typer.completion import install_callback, show_callback
-from typer.core import TyperGroup
-from typer.exceptions import TyperException
 
 from icedb import __version__
-from icedb.cli.base.interruption import Interrupted, explain_interruption
+from icedb.cli.base.interruption import explain_interruption
+from icedb.cli.base.verb_group import EXIT_STATUSES, INSPECT, MAINTAIN, SERVE, WRITE, Exit, VerbGroup, decline
 from icedb.cli.render.outcomes import outcome_of
-from icedb.cli.render.output import error_output, one_line, print_message
+from icedb.cli.render.output import error_output
 from icedb.cli.render.progress_bars import bars
 from icedb.cli.render.report_text import print_details, show
-from icedb.errors import (
-    CorruptionError,
-    IceDBError,
-    InvalidOption,
-    InvalidRequestError,
-    OutcomeUnknownError,
-    RetryableError,
-)
+from icedb.errors import InvalidOption
 from icedb.util.clock import SystemClock
 from icedb.util.durations import DURATION, parse_duration
 from icedb.util.sizes import parse_size
@@ -67,8 +56,6 @@ __all__ = [
     "verb",
 ]
 
-#: The panels of `icedb --help`, in its order.
-INSPECT, WRITE, MAINTAIN, SERVE = "Inspect", "Write", "Maintain", "Serve"
 #: The panel of the flags that make a `Connection`.
 CONNECTION = "Connection"
 
@@ -77,109 +64,9 @@ Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Exit(IntEnum):
-    """Exit statuses, as in `icedb --help` and docs/command.md. They do not change between versions."""
-
-    #: The command succeeded, or there was nothing to do.
-    DONE = 0
-    #: `verify` found errors.
-    PROBLEMS = 1
-    #: Nothing was done. The call, the rows or the credentials must be changed first, or the user declined.
-    FAILED = 2
-    #: Nothing was done, and the call is valid: the same call may succeed later.
-    RETRY = 3
-    #: The outcome is unknown, or only a part of the work was done. Check the table before retrying.
-    OUTCOME_UNKNOWN = 4
-    #: The store holds an object that must not be there, or lacks one that must be there.
-    CORRUPT = 5
-    #: A bug in IceDB.
-    BUG = 70
-    #: Stopped by SIGINT (Ctrl-C).
-    INTERRUPTED = 130
-    #: The reader of standard output has closed the pipe, as `head` does.
-    PIPE_CLOSED = 141
-
-
-EXIT_STATUSES = (
-    "Exit status: 0 done; 1 verify found errors; 2 nothing was done, change the call, the rows or the credentials; "
-    "3 nothing was done, retry later; 4 the outcome is unknown, check the table before retrying; "
-    "5 the table is damaged; 70 a bug in IceDB; 130 interrupted."
-)
-
-#: The names of verbs in other systems.
-OTHER_NAMES = {"compact": "merge", "ls": "list", "optimize": "merge", "vacuum": "cleanup"}
-
-
-class _Verbs(TyperGroup):
-    """The group of all verbs. It turns errors of IceDB and of the operating system into one line and an exit status."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb, or name it if `args` begins with the name that it has in other systems."""
-        if args[0] in OTHER_NAMES and not ctx.resilient_parsing:
-            name = OTHER_NAMES[args[0]]
-            ctx.fail(f"The verb '{args[0]}' is called '{name}' in IceDB. Run: icedb {name}")
-        return super().resolve_command(ctx, args)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the verbs, panel by panel."""
-        panels = (INSPECT, WRITE, MAINTAIN, SERVE)
-        return sorted(self.commands, key=lambda name: panels.index(_panel(self.commands[name])))
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb."""
-        try:
-            return super().invoke(ctx)
-        except (typer.Exit, TyperException):
-            raise
-        except typer.Abort:  # end of input or Ctrl-C at the prompt, whose line is still open
-            typer.echo(err=True)
-            _decline()
-        except Interrupted as interruption:
-            print_message(Text(str(interruption)))
-            raise typer.Exit(Exit.INTERRUPTED) from None
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush does not fail
-            raise typer.Exit(Exit.PIPE_CLOSED) from None
-        except (IceDBError, OSError) as error:
-            options = self._options(ctx.invoked_subcommand) if isinstance(error, InvalidRequestError) else {}
-            print_message(Text.assemble(("error: ", "bold red"), one_line(error, options)))
-            raise typer.Exit(_status(error)) from None
-        except Exception as error:  # noqa: BLE001  Python's own status 1 would mean that `verify` found errors
-            print_exception(error)
-            print_message(Text.assemble(("error: ", "bold red"), "this is a bug in IceDB. Please report it."))
-            raise typer.Exit(Exit.BUG) from None
-
-    def _options(self, verb: str) -> dict[str, str]:
-        """Return the options of a verb by the names of its parameters, which are those of the library's arguments."""
-        params = self.commands[verb].params
-        return {p.name.rstrip("_"): p.opts[0] for p in params if p.name is not None and p.opts[0].startswith("--")}
-
-
-def _panel(command: Any) -> str:
-    panel: str = command.rich_help_panel
-    return panel
-
-
-def _status(error: IceDBError | OSError) -> Exit:
-    match error:
-        case OutcomeUnknownError():
-            return Exit.OUTCOME_UNKNOWN
-        case CorruptionError():
-            return Exit.CORRUPT
-        case RetryableError() | ConnectionError() | TimeoutError():
-            return Exit.RETRY
-    return Exit.FAILED
-
-
-def _decline() -> NoReturn:
-    print_message(Text("Nothing was changed."))
-    raise typer.Exit(Exit.FAILED)
-
-
 app = typer.Typer(
     name="icedb",
-    cls=_Verbs,
+    cls=VerbGroup,
     help="Inspect, write, maintain and serve IceDB tables. A table's URI is s3://bucket/prefix or a folder.",
     epilog=EXIT_STATUSES,
     no_args_is_help=True,
@@ -433,5 +320,5 @@ def run(
         if outcome.acts:
             print_details(error_output(), plan, dry_run=True)
             if not typer.confirm(outcome.question, err=True):
-                _decline()
+                decline()
     show(operation(dry_run), json=json, dry_run=dry_run, nothing=nothing)

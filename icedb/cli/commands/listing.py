@@ -31,7 +31,7 @@ def list_tables(
     json: Json = False,
 ) -> None:
     """List the tables under a root, with their rows, parts and bytes. Exit with status 2 if one cannot be read."""
-    from icedb.transaction.find_tables import find_tables
+    from icedb.transaction.table_place import find_tables
 
     listed = [_figures(connection, uri) for uri in find_tables(root)]
     failed = [one for one in listed if one["error"] is not None]
