@@ -55,9 +55,6 @@ _SENSOR = MaintenanceSensor()
 
 # The daemon dequeues runs with a higher number first. So does a pool.
 PRIORITY_TAG = "dagster/priority"
-# Run monitoring ends a run after this time, also one whose worker hangs, so that its table is not locked for ever.
-MAX_RUNTIME_TAG = "dagster/max_runtime"
-_RUNTIME_S_MAX = 24 * 3600
 # Run monitoring terminates a run after this many seconds.
 MAX_RUNTIME_TAG = "dagster/max_runtime"
 
@@ -250,7 +247,6 @@ def _job(plan: _Plan, verb: MaintenanceVerb[Any], lock: dg.OpDefinition | None) 
             "icedb/table": plan.name,
             "icedb/verb": verb.name,
             PRIORITY_TAG: str(verb.priority),
-            MAX_RUNTIME_TAG: str(_RUNTIME_S_MAX),
             **queued,
             **plan.tags,
         },
