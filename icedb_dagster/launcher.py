@@ -3,7 +3,8 @@
 Dagster's default launcher has a code server start a process for each run. Only that code server sees the process end.
 If both end together (the machine failed, a container was replaced, the process tree was killed), the run stays
 *started* for ever, and holds its table's pool. Run monitoring requests the health of started runs' workers from the
-launcher. The default launcher cannot answer. This one queries the code server. docs/lock.md lists what was tried.
+launcher. The default launcher cannot answer. This one queries the code server. docs/concepts/concurrency.md lists what
+was tried.
 
 The launcher relies on this behavior of Dagster:
 
