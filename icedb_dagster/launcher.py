@@ -4,7 +4,7 @@ Dagster's default launcher has a code server start a process for each run. Only 
 If both end together (the machine failed, a container was replaced, the process tree was killed), the run stays
 *started* for ever, and holds its table's pool. Run monitoring requests the health of started runs' workers from the
 launcher. The default launcher cannot answer. This one queries the code server, and looks at the worker's process on its
-own machine. docs/lock.md lists what was tried.
+own machine. docs/concepts/concurrency.md lists what was tried.
 
 The launcher relies on this behavior of Dagster:
 
