@@ -127,8 +127,8 @@ def test_the_end_of_input_declines_the_prompt(table: Table) -> None:
 
 
 def report_of(*arguments: object) -> dict[str, str]:
-    """Return the lines of a report as label -> value."""
-    return dict(re.split(r" {2,}", line, maxsplit=1) for line in run(*arguments).stdout.splitlines())
+    """Return the details of a report as label -> value."""
+    return dict(re.split(r" {2,}", line, maxsplit=1) for line in run(*arguments).stdout.splitlines()[1:])
 
 
 @pytest.mark.sampled(days=3)
@@ -138,17 +138,17 @@ def test_a_report_states_a_dry_run(table: Table, tmp_path: Path) -> None:
     rows.write_text('{"k": 1, "n": 1}\n')
     for words in (
         ["insert", table.uri, rows], ["pin", table.uri, "one"], ["drop", table.uri, "k=0"], ["merge", table.uri],
-        ["alter", table.uri, "--sort-by", "n"], ["cleanup", table.uri], ["export", table.uri, "--delta"],
+        ["alter", table.uri, "--sort-by", "n"], ["export", table.uri, "--delta"],
     ):  # fmt: skip
-        report = report_of(*words, "--dry-run")
-        assert report["dry run"] == "yes: nothing was changed"
-        assert not report.keys() & {"commit", "log file"}
+        sentence, *details = run(*words, "--dry-run").stdout.splitlines()
+        assert sentence.startswith("Dry run: would ")
+        assert not any(line.startswith(("commit", "log file", "dry run")) for line in details)
 
 
 def test_a_report_prints_times_as_iso(table: Table) -> None:
     report = report_of("pin", table.uri, "one")
     assert report["as of"] == time_text(table.pins()[0].as_of_ms)
-    assert report["expires"] == report_of("cleanup", table.uri, "--dry-run")["horizon"] == "none"
+    assert "expires" not in report
     heading, _, line = run("pins", table.uri).stdout.splitlines()
     assert heading.split("  ")[0] == "name"
     assert line.split() == ["one", report["as of"], report["created"], "none"]

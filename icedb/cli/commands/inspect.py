@@ -11,7 +11,8 @@ import typer
 from rich.text import Text
 
 from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, duration, limit, verb
-from icedb.cli.render.output import output, print_message, show, write_json
+from icedb.cli.render.output import output, print_message, write_json
+from icedb.cli.render.report_text import show
 
 if TYPE_CHECKING:
     from icedb.operations.health.table_health import Thresholds
