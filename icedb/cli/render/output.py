@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeGuard
 
 import msgspec
@@ -17,19 +16,18 @@ from rich.text import Text
 
 from icedb.cli.render.messages import in_the_shell
 from icedb.cli.render.text_tables import print_list
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
     from icedb.operations.integrity.verify import VerifyReport
 
 __all__ = [
     "error_output",
-    "moment",
     "one_line",
     "output",
     "print_report",
     "show",
     "print_message",
-    "time_text",
     "write_json",
 ]
 
@@ -132,20 +130,6 @@ def _is_verification(result: object) -> TypeGuard[VerifyReport]:
     return type(result).__name__ == "VerifyReport"
 
 
-def moment(unix_ms: int) -> datetime | None:
-    """Return a time in UTC, or None if it is out of range, as after a commit with a wrong clock."""
-    try:
-        return datetime.fromtimestamp(unix_ms / 1_000, UTC)
-    except (ValueError, OverflowError, OSError):  # beyond the year 9999, or beyond the range of the platform
-        return None
-
-
-def time_text(unix_ms: int, *, timespec: str = "milliseconds") -> str:
-    """Return a time as ISO 8601 in UTC, or the number if it is out of range."""
-    at = moment(unix_ms)
-    return f"{unix_ms} (unix ms)" if at is None else at.isoformat(timespec=timespec)
-
-
 def _text(name: str, value: object) -> str:
     match value:
         case None:
@@ -155,7 +139,7 @@ def _text(name: str, value: object) -> str:
         case 0 if name.endswith("_ms"):
             return "none"
         case int() if name.endswith("_ms") and value >= _TIME_MS_MIN:
-            return time_text(value)
+            return iso_text(value)
         case int():
             return f"{value:,}"
         case tuple() | list():
