@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from icedb.cli.render.output import moment, time_text
-from icedb.cli.render.text_tables import size_text
-from icedb.util.counts import count_text
+from icedb.util.counts import count_text, size_text
+from icedb.util.times import iso_text, moment
 
 if TYPE_CHECKING:
     from icedb.cli.render.command_reports import AlterReport, CreateReport, RefreshReport, UnpinReport, WriteReport
@@ -189,7 +188,7 @@ def _rewrite(report: RewriteReport) -> Outcome:
 
 def _restore(report: RestoreReport) -> Outcome:
     before, after = ("unknown" if n is None else f"{n:,}" for n in (report.rows_before, report.rows_after))
-    as_of = time_text(report.as_of_ms)
+    as_of = iso_text(report.as_of_ms)
     return _acts(
         *_if(
             len(report.restored) + len(report.tombstoned),
@@ -297,7 +296,7 @@ def _minute(unix_ms: int, now_ms: int) -> str:
     """Return a time in minutes, rounded up; the time of another day with its date."""
     at, now = moment(unix_ms + _MINUTE_MS - 1), moment(now_ms)
     if at is None or now is None:
-        return time_text(unix_ms)
+        return iso_text(unix_ms)
     return at.strftime("%H:%M UTC" if at.date() == now.date() else "%Y-%m-%d %H:%M UTC")
 
 
@@ -314,8 +313,8 @@ def _orphans(report: OrphansReport) -> Outcome:
 
 
 def _pin(pin: Pin) -> Outcome:
-    until = "until it is removed" if pin.expires_ms is None else f"until {time_text(pin.expires_ms)}"
-    return _acts(("pin", f"{time_text(pin.as_of_ms)} as '{pin.name}' {until}"))
+    until = "until it is removed" if pin.expires_ms is None else f"until {iso_text(pin.expires_ms)}"
+    return _acts(("pin", f"{iso_text(pin.as_of_ms)} as '{pin.name}' {until}"))
 
 
 def _unpin(report: UnpinReport) -> Outcome:
