@@ -1,4 +1,7 @@
-"""The quickstart and the tutorial without their installation. `make newcomer` follows all steps and pages."""
+"""The quickstart (quickstart.md) and tutorial.md without their installation, and parts of tutorial-dagster.md.
+
+`make newcomer` follows all steps of these pages.
+"""
 
 from __future__ import annotations
 

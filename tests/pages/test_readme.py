@@ -37,7 +37,7 @@ def test_two_screens_of_the_readme_introduce_the_project() -> None:
 
 @pytest.mark.process
 def test_the_example_of_the_readme_prints_its_output(tmp_path: Path) -> None:
-    done = run_page(README_PATH, tmp_path, number=0, lines=[])
+    done = run_page(README_PATH, tmp_path, number=0)
     assert done.stdout.strip() == blocks(README_PATH, "text")[0].strip()
 
 
@@ -63,7 +63,7 @@ def test_the_costs_of_the_readme_are_those_of_the_page() -> None:
     "number", [pytest.param(n, marks=[pytest.mark.spark] if "pyspark" in code else []) for n, code in enumerate(PYTHON)]
 )
 def test_the_python_of_the_readme_runs(number: int, tmp_path: Path) -> None:
-    done = run_page(README_PATH, tmp_path, number=number, lines=[])
+    done = run_page(README_PATH, tmp_path, number=number)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lake").is_dir()
 
