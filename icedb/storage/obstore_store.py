@@ -39,7 +39,7 @@ from icedb.storage.local_store import check_folder, create_file, delete_files, f
 from icedb.storage.location import Location
 from icedb.storage.object_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 from icedb.storage.split_store import SplitStore
-from icedb.util.progress import Advance, progress
+from icedb.util.progress import DELETING, Advance, progress
 from icedb.util.thread_pool import start_thread_pool
 
 __all__ = [
@@ -383,7 +383,7 @@ class ObstoreStore:
         backend = self._open() if keys else None
         if backend is None:
             return
-        with progress("deleting objects", len(keys), "objects") as advance:
+        with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
                 try:
                     with self._errors("delete", some[0], others=len(some) - 1):
@@ -529,7 +529,7 @@ class LocalFolder(ObstoreStore):
         """See ObjectStore. Deletes files or links, and stops at the first that fails."""
         if not keys or self._open() is None:
             return
-        with progress("deleting objects", len(keys), "objects") as advance:
+        with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
                 with self._errors("delete", some[0], others=len(some) - 1):
                     delete_files(self.location.root, some)

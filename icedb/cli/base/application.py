@@ -26,6 +26,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from icedb import __version__
+from icedb.cli.base.interruption import Interrupted, explain_interruption
 from icedb.cli.render.outcomes import outcome_of
 from icedb.cli.render.output import error_output, one_line, print_message
 from icedb.cli.render.progress_bars import bars
@@ -127,6 +128,9 @@ class _Verbs(TyperGroup):
         except typer.Abort:  # end of input or Ctrl-C at the prompt, whose line is still open
             typer.echo(err=True)
             _decline()
+        except Interrupted as interruption:
+            print_message(Text(str(interruption)))
+            raise typer.Exit(Exit.INTERRUPTED) from None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush does not fail
             raise typer.Exit(Exit.PIPE_CLOSED) from None
@@ -352,8 +356,10 @@ def verb(panel: str, example: str) -> Callable[[F], F]:
         example: a whole command. Its second word is the name of the verb, and the help of the verb ends with it.
     """
 
+    verb_name = example.split()[1]
+
     def decorate(function: F) -> F:
-        register = app.command(example.split()[1], rich_help_panel=panel, epilog=f"Example: {example}")
+        register = app.command(verb_name, rich_help_panel=panel, epilog=f"Example: {example}")
         hints = get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
         shared = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
@@ -363,9 +369,14 @@ def verb(panel: str, example: str) -> Callable[[F], F]:
 
         @wraps(function)
         def with_shared(**arguments: Any) -> Any:
-            for name, flags in shared.items():
-                arguments[name] = flags(**{field.name: arguments.pop(field.name) for field in fields(flags)})
-            with arguments["connection"].in_force(), bars(enabled=not arguments.get("json")):
+            for parameter, flags in shared.items():
+                arguments[parameter] = flags(**{field.name: arguments.pop(field.name) for field in fields(flags)})
+            changed = None if panel == INSPECT else arguments.get("uri")
+            with (
+                arguments["connection"].in_force(),
+                explain_interruption(verb_name, changed),
+                bars(enabled=not arguments.get("json")),
+            ):
                 return function(**arguments)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
