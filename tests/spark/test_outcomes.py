@@ -29,6 +29,12 @@ UDF = "Job aborted due to stage failure: Traceback (most recent call last):\n  F
 PYTHON = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "{}\nOSError: no'
 UDF_ALONE = PYTHON.format('users.py", line 7, in name_of')
 IN_COMMIT = PYTHON.format('icedb/spark/datasource/writer.py", line 7, in commit')
+HIDDEN = "An exception was thrown from the Python worker:\nValueError: no such user"
+# Java's traces of the same text: an error in a task of the job, and one in the commit, on the driver.
+TASK_TRACE = "PythonException: x\n\tat org.apache.spark.executor.Executor$TaskRunner.run(Executor.scala:906)"
+COMMIT_TRACE = (
+    "PythonException: x\n\tat org.apache.spark.sql.execution.python.PythonPlannerRunner.runInPython(x.scala:9)"
+)
 QUERY = "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"
 OVER_CONNECT = f"(org.apache.spark.SparkArithmeticException) {QUERY}"
 OURS = f"{UDF}\nicedb.errors.SchemaConflict: lake: column 'n' is BIGINT in the table"
@@ -75,11 +81,19 @@ def table(local: Any) -> Table:
     return table
 
 
-def failing(text: str, *, committed: bool = False) -> Callable[[PlayedJob], None]:
+class JavaError(RuntimeError):
+    """An error of a classic Spark session, with Java's trace."""
+
+    def __init__(self, text: str, trace: str) -> None:
+        super().__init__(text)
+        self._stackTrace = trace  # where Spark keeps it
+
+
+def failing(text: str, *, committed: bool = False, trace: str = "") -> Callable[[PlayedJob], None]:
     def end(job: PlayedJob) -> None:
         if committed:
             job.commit()
-        raise RuntimeError(text)
+        raise JavaError(text, trace)
 
     return end
 
@@ -117,6 +131,38 @@ def test_with_a_transaction_it_may_be_repeated(table: Table, text: str) -> None:
 def test_a_job_that_failed_in_a_task_was_not_published(table: Table, text: str, expected: type[IceDBError]) -> None:
     with pytest.raises(expected):
         play(table, failing(text))
+
+
+@pytest.mark.parametrize("text", [HIDDEN, UDF_ALONE, IN_COMMIT])
+def test_java_tells_a_function_of_the_frame_from_the_commit(table: Table, text: str) -> None:
+    """A session may hide Python's tracebacks, and a function of the frame may be named `commit`."""
+    with pytest.raises(InvalidBatch, match=r": the frame cannot be computed: (ValueError: no such user|OSError: no)$"):
+        play(table, failing(text, trace=TASK_TRACE))
+    if text != UDF_ALONE:
+        for trace in (
+            "",
+            COMMIT_TRACE,
+            f"{COMMIT_TRACE}\n\tSuppressed: {TASK_TRACE}",
+            f"{COMMIT_TRACE}\nCaused by: {TASK_TRACE}",
+        ):
+            with pytest.raises(CommitStateUnknown):
+                play(table, failing(text, trace=trace))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("users.Unknown: no such user\nand more", "users.Unknown: no such user"),
+        ("KeyError: 7", "KeyError: 7"),
+        ("Traceback (most recent call last):\n  File x\n    f()\nusers.Unknown: no", "users.Unknown: no"),
+        ("ConnectionRefusedError: Connection refused", "ConnectionRefusedError: Connection refused"),
+        ("  ", "without a message"),
+    ],
+)
+def test_the_reason_is_the_error_of_the_function(table: Table, error: str, reason: str) -> None:
+    with pytest.raises(InvalidBatch) as caught:
+        play(table, failing(f"An exception was thrown from the Python worker:\n{error}", trace=TASK_TRACE))
+    assert str(caught.value) == f"{table.uri}: the frame cannot be computed: {reason}"
 
 
 @pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])

@@ -25,6 +25,9 @@ _OURS = re.compile(
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
+# An error of a Python worker, of which a setting of the session may hide the traceback.
+_WORKER = re.compile(r"\A\s*(?:\[PYTHON_EXCEPTION\] )?An exception was thrown from the Python worker:\s*")
 # "An error occurred while calling o1.save." and Java's class names do not help a user.
 _PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
 _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
@@ -75,6 +78,9 @@ _BEFORE_COMMIT = re.compile(
 _IN_COMMIT = re.compile(
     r"Failed to commit or abort|, in (?:commit|abort)\b|commit_data_source_write\.py|python_streaming_sink_runner\.py"
 )
+# Java's method that runs a task. The commit runs in no task, and only after all tasks.
+_IN_TASK = "org.apache.spark.executor.Executor$TaskRunner.run("
+_OTHER_ERROR = re.compile(r"^\s*(?:Caused by|Suppressed): ", re.MULTILINE)
 
 
 def explained(error: Exception, *, table: str) -> IceDBError:
@@ -106,7 +112,14 @@ def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
 def failed_before_commit(error: Exception) -> bool:
     """Whether a write job failed before Spark can have requested its commit: during planning, or in a task."""
     text = _text(error)
-    return _BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None
+    return _was_in_task(error) or (_BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None)
+
+
+def _was_in_task(error: Exception) -> bool:
+    """Whether a task raised the error, by Java's trace. The text alone may be that of an error in the commit."""
+    # A classic session has no method for it. A Connect session may have no trace.
+    trace = getattr(error, "_stackTrace", None)
+    return isinstance(trace, str) and _IN_TASK in _OTHER_ERROR.split(trace, maxsplit=1)[0]
 
 
 def _text(error: Exception) -> str:
@@ -142,21 +155,30 @@ def _what_happened(text: str) -> str:
             f"the executors lack the Python package '{missing['package']}'. Install there what is installed here "
             "(icedb-dagster[spark]), or set PYSPARK_PYTHON to an environment that has it."
         )
-    if "Traceback (most recent" in text:
+    if _of_python(text):
         return f"a Spark task failed ({_reason(text)}). The executors' logs have the whole trace."
     return f"Spark could not do the job ({_reason(text)})."
 
 
+def _of_python(text: str) -> bool:
+    """Whether it is the text of an error in a Python worker."""
+    return _TRACEBACK in text or _WORKER.match(text) is not None
+
+
 def _reason(text: str) -> str:
     """Return one line: the last error of a Python trace, or the beginning of Spark's message."""
-    is_python = re.search(r"Traceback \(most recent|\AAn exception was thrown from the Python worker", text)
-    raised = [match["reason"] for match in _PYTHON.finditer(text)] if is_python else []
-    return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
+    if not _of_python(text):
+        return _short(_PREAMBLE.sub("", text.strip()))
+    if raised := [match["reason"] for match in _PYTHON.finditer(text)]:
+        return _short(raised[-1])
+    # An error with an unusual name, or a message that its class formats. The lines of the calls are indented.
+    lines = (_WORKER.sub("", text).rpartition(_TRACEBACK)[2]).splitlines()
+    return _short(next((line for line in lines if line and not line[0].isspace()), "without a message"))
 
 
 def _meanings(text: str) -> Iterator[str]:
     """Yield the reasons that match. Connection and cancellation errors inside a task's own trace are not Spark's."""
-    own = "Traceback (most recent" in text
+    own = _of_python(text)
     for pattern, meaning in _HAPPENED.items():
         if re.search(pattern, text, re.MULTILINE) and not (own and pattern in _OF_THE_SESSION):
             yield meaning

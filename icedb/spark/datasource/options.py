@@ -42,6 +42,34 @@ _WRITE_OPTIONS = (
     "partitionoverwritemode", "job", "txn_application", "txn_sequence",
 )  # fmt: skip
 
+# Options of Delta Lake, Iceberg and Spark, in lower case -> what they are called here, as the end of a sentence.
+_EQUIVALENTS = {
+    "timestampasof": "is called as_of",
+    "as-of-timestamp": "is called as_of",
+    "versionasof": "is as_of with a time",
+    "snapshot-id": "is as_of with a time",
+    "replacewhere": "is overwrite='partitions' with partitions='<a condition over the partition columns>'",
+    "overwriteschema": "is Table.overwrite(rows, schema_mode='overwrite')",
+    "mergeschema": "is not needed: the columns that a batch adds are added to the table",
+    "merge-schema": "is not needed: the columns that a batch adds are added to the table",
+    "txnappid": "is called txn_application",
+    "txnversion": "is called txn_sequence",
+    "target-file-size-bytes": "is called part_bytes",
+    "maxfilespertrigger": "is called batch_parts_max",
+    "streaming-max-files-per-micro-batch": "is called batch_parts_max",
+    "maxbytespertrigger": "is called batch_bytes_max",
+    "startingtimestamp": "is called since",
+    "stream-from-timestamp": "is called since",
+    "startingversion": "is since with a time",
+    "endingtimestamp": "is called until",
+    "endingversion": "is until with a time",
+    "readchangefeed": "is not needed: since reads the rows that were added",
+    "readchangedata": "is not needed: since reads the rows that were added",
+    "ignorechanges": "is not needed: a stream returns appended rows only",
+    "ignoredeletes": "is not needed: a stream returns appended rows only",
+    "skipchangecommits": "is not needed: a stream returns appended rows only",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SparkWriteOptions:
@@ -115,8 +143,9 @@ def storage_options_of(options: Mapping[str, str], path: str, *, own: Collection
     """Return the options for the store. Raises InvalidOption for others that are not in `own` (lower case)."""
     storage = {k: v for k, v in options.items() if k.lower() not in own}
     if unknown := [k for k in storage if not k.lower().startswith(_STORAGE_OPTIONS)]:
+        here = "".join(f" {k} {_EQUIVALENTS[k.lower()]}." for k in sorted(unknown) if k.lower() in _EQUIVALENTS)
         raise InvalidOption(
-            f"{path}: unknown options {sorted(unknown)}. Known: {', '.join(own)}, and storage options such as "
+            f"{path}: unknown options {sorted(unknown)}.{here} Known: {', '.join(own)}, and storage options such as "
             "AWS_ENDPOINT_URL."
         )
     return storage
