@@ -11,7 +11,15 @@ import re
 from collections.abc import Iterator
 
 import icedb.errors
-from icedb.errors import CorruptLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
+from icedb.errors import (
+    CorruptLog,
+    IceDBError,
+    InvalidBatch,
+    InvalidOption,
+    SchemaConflict,
+    SnapshotExpired,
+    SparkJobFailed,
+)
 
 __all__ = ["explained", "explained_of_frame", "failed_before_commit"]
 
@@ -31,6 +39,12 @@ _WORKER = re.compile(r"\A\s*(?:\[PYTHON_EXCEPTION\] )?An exception was thrown fr
 # "An error occurred while calling o1.save." and Java's class names do not help a user.
 _PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
 _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
+
+# A part that Spark's own scan misses. A frame keeps its snapshot, and cleanup deletes the parts of older snapshots.
+_MISSING_PART = re.compile(r"FILE_NOT_EXIST\].*? (?:file:(?://)?)?(?P<table>\S+)/_data/(?P<part>\S+?)\.?(?=\s|$)")
+
+# Spark found an error in a query or in its input, before any task: a path that does not exist, an unknown column.
+_REJECTED = re.compile(r"\A(?:\([\w.$]+\) )?\[[A-Z0-9_.]+\] (?P<words>[^\n]*?)(?:\n.*?)?\s*SQLSTATE: 42", re.DOTALL)
 
 _CANCELLED = (
     r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled (?:as part|because)|SparkContext was shut down|SESSION_CLOSED"
@@ -86,14 +100,18 @@ _OTHER_ERROR = re.compile(r"^\s*(?:Caused by|Suppressed): ", re.MULTILINE)
 def explained(error: Exception, *, table: str) -> IceDBError:
     """Return this library's error for an error of a Spark job.
 
-    It is the error of a task, if that was one of ours, with its type and message. Its other attributes are lost.
+    It is the error of a task, if that was one of ours, with its type and message. Its other attributes are lost. It is
+    SnapshotExpired if a part of a frame's snapshot is deleted, and InvalidOption if Spark rejected a path or a query.
     Otherwise it is SparkJobFailed, with the reason in its first line. The original error has all of Spark's traces. If
     the new one is raised `from None`, the original stays its `__context__`.
     """
     if isinstance(error, IceDBError):
         return error
     text = _text(error)
-    return _raised_in_task(text) or SparkJobFailed(f"{table}: {_what_happened(text)}")
+    meaning = _raised_in_task(text) or _expired(text)
+    if meaning is None and (rejected := _REJECTED.match(text)):
+        meaning = InvalidOption(f"{table}: Spark rejected the input: {_short(rejected['words'])} Correct it.")
+    return meaning or SparkJobFailed(f"{table}: {_what_happened(text)}")
 
 
 def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
@@ -104,7 +122,8 @@ def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
     meaning = explained(error, table=table)
     text = _text(error)
     has_reason = any(_meanings(text)) or _MISSING_PACKAGE.search(text)
-    if has_reason or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
+    of_frame = isinstance(meaning, SparkJobFailed) or _REJECTED.match(text)
+    if has_reason or not of_frame or not failed_before_commit(error):
         return meaning
     return InvalidBatch(f"{table}: the frame cannot be computed: {_reason(text)}")
 
@@ -117,8 +136,9 @@ def failed_before_commit(error: Exception) -> bool:
 
 def _was_in_task(error: Exception) -> bool:
     """Whether a task raised the error, by Java's trace. The text alone may be that of an error in the commit."""
-    # A classic session has no method for it. A Connect session may have no trace.
-    trace = getattr(error, "_stackTrace", None)
+    # Spark's errors have no method for it in a classic session, and may have no trace in a Connect session. The text of
+    # an error that Spark does not convert has the trace.
+    trace = _text(error) if type(error).__name__ == "Py4JJavaError" else getattr(error, "_stackTrace", None)
     return isinstance(trace, str) and _IN_TASK in _OTHER_ERROR.split(trace, maxsplit=1)[0]
 
 
@@ -135,6 +155,19 @@ def _raised_in_task(text: str) -> IceDBError | None:
         if isinstance(error_type, type) and issubclass(error_type, IceDBError):
             return _made_again(error_type, match["message"].strip())
     return None
+
+
+def _expired(text: str) -> SnapshotExpired | None:
+    missing = _MISSING_PART.search(text)
+    if missing is None:
+        return None
+    table, part = missing["table"].replace("s3a://", "s3://"), f"_data/{missing['part']}"
+    return SnapshotExpired(
+        f"{table}: the frame reads the part '{part}', which is deleted. A frame and its views keep the snapshot of the "
+        "time when the table was read, and cleanup deletes the parts of older snapshots after its grace period. Read "
+        "the table again.",
+        horizon_ms=0,
+    )
 
 
 def _made_again(error_type: type[IceDBError], message: str) -> IceDBError:

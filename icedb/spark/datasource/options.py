@@ -37,6 +37,13 @@ PART_BYTES_MIN = 1 * MIB
 # What the names of storage options begin with.
 _STORAGE_OPTIONS = ("aws_", "azure_", "google_", "fsync")
 
+# Properties that Spark passes as options if CREATE TABLE asks for the schema.
+_CATALOG_PROPERTIES = frozenset({"provider", "owner"})
+_VIEW = (
+    "In SQL, name the table with CREATE TEMPORARY VIEW name USING icedb OPTIONS (path 's3://bucket/table'). "
+    "Create it with icedb.Table.create."
+)
+
 _WRITE_OPTIONS = (
     "path", "overwrite", "partitions", "distribution", "part_bytes", "memory_bytes", "partitions_max",
     "partitionoverwritemode", "job", "txn_application", "txn_sequence",
@@ -129,12 +136,24 @@ def stream_options(options: Mapping[str, str], *, complete: bool) -> SparkWriteO
     return write_options(own, overwrite=False)
 
 
-def path_of(options: Mapping[str, str]) -> str:
-    """Return the table's address. Raises InvalidOption if there is none."""
-    path = options.get("path", "")
+def path_of(options: Mapping[str, str], *, example: str = 'df.write.format("icedb").save("s3://bucket/table")') -> str:
+    """Return the table's address. Raises InvalidOption if there is none, several, or one of Spark's catalog."""
+    lowered = {k.lower(): v for k, v in options.items()}
+    path = lowered.get("path", "")
+    if lowered.keys() >= _CATALOG_PROPERTIES:
+        raise InvalidOption(
+            f"{path or 'icedb'}: the table cannot be an entry of Spark's catalog, because Spark would pass no options "
+            f"to it later. {_VIEW}"
+        )
+    if not path and "paths" in lowered:
+        raise InvalidOption(
+            f"icedb: load() has several paths: {lowered['paths'][:200]}. Load each table by itself, and unite the "
+            "frames with unionByName."
+        )
     if not path:
         raise InvalidOption(
-            'icedb: the option path is missing. Pass the address of the table: df.write.format("icedb").option("path", "s3://bucket/table").'
+            f"icedb: the option path is missing. Pass the address of the table: {example}. Spark passes no options to "
+            f"an entry of its catalog (CREATE TABLE ... USING icedb, saveAsTable): drop it. {_VIEW}"
         )
     return path
 
