@@ -64,10 +64,10 @@ class ColumnsInAnyCase(Mapping[str, str]):
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._columns = columns
-        self._names = {c.casefold(): c for c in columns}
+        self._names = {c.lower(): c for c in columns}
 
     def __getitem__(self, name: str) -> str:
-        return self._columns[name if name in self._columns else self._names[name.casefold()]]
+        return self._columns[name if name in self._columns else self._names[name.lower()]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -80,10 +80,10 @@ def names_in_table(names: Sequence[str], table_columns: Mapping[str, str]) -> di
     """Return the table's names of the columns that a batch spells in another case, unless two columns are meant."""
     if table_columns.keys() >= set(names):
         return {}
-    by_name = {c.casefold(): c for c in table_columns}
-    spellings = Counter(name.casefold() for name in names)
+    by_name = {c.lower(): c for c in table_columns}
+    spellings = Counter(map(str.lower, names))
     return {
-        name: by_name[folded]
+        name: by_name[lower]
         for name in names
-        if (folded := name.casefold()) in by_name and name != by_name[folded] and spellings[folded] == 1
+        if (lower := name.lower()) in by_name and name != by_name[lower] and spellings[lower] == 1
     }

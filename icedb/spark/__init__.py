@@ -251,8 +251,8 @@ def translate_error(error: Exception, uri: str | os.PathLike[str]) -> IceDBError
 
     Returns:
         The error of this library that was raised in a task or in `foreachBatch`, with its type and message.
-        `SnapshotExpired` if a part (data file) of the frame's snapshot is deleted. Otherwise `SparkJobFailed` with the
-        reason.
+        `SnapshotExpired` if a part (data file) of the frame's snapshot is deleted. `InvalidOption` if Spark rejected a
+        path or a query. Otherwise `SparkJobFailed` with the reason.
 
     Example:
         try:

@@ -128,8 +128,8 @@ def _computed_values(incoming: LoadedBatch, context: WriteContext) -> dict[str, 
         return {}
     named = ((e.name.casefold(), e) for e in context.expressions if not e.path_only)
     names = {name for name, expression in named if name not in expression.columns}
-    new = (c for c in incoming.columns if c not in context.known_schema)
-    return {c: incoming.select[c] for c in new if c.casefold() in names}
+    repeated = [c for c in incoming.columns if c not in context.known_schema and c.casefold() in names]
+    return {c: incoming.select[c] for c in repeated} if len(repeated) < len(incoming.columns) else {}
 
 
 def _path_values(incoming: LoadedBatch, context: WriteContext) -> dict[str, str]:

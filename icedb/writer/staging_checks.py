@@ -59,10 +59,10 @@ def check_computed(incoming: LoadedBatch, context: WriteContext, shape: BatchSch
     types = partition_types(context.expressions, {**context.known_schema, **shape.columns}, table=context.table)
     expressions = {e.name.casefold(): e for e in context.expressions}
     where = f" WHERE NOT {shape.misfit}" if shape.misfits else ""
-    for column, sql in shape.computed.items():
+    for column, brought_sql in shape.computed.items():
         expression = expressions[column.casefold()]
         rows = [f"{sql} AS {quote_name(c)}" for c, sql in shape.select.items()]
-        rows += [*lacking_columns(context.known_schema, shape.columns), f"{sql} AS {_BROUGHT}"]
+        rows += [*lacking_columns(context.known_schema, shape.columns), f"{brought_sql} AS {_BROUGHT}"]
         values = f"SELECT {_BROUGHT}, (\n{expression.sql}\n) AS {_COMPUTED} FROM (SELECT {', '.join(rows)} FROM "
         try:
             [(count, brought, computed)] = incoming.con.execute(

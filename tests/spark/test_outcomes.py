@@ -6,14 +6,25 @@ real ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from icedb.errors import CommitStateUnknown, IceDBError, InvalidBatch, SchemaConflict, SparkJobFailed, StoreUnavailable
+from icedb.errors import (
+    CommitStateUnknown,
+    IceDBError,
+    InvalidBatch,
+    InvalidOption,
+    SchemaConflict,
+    SnapshotExpired,
+    SparkJobFailed,
+    StoreUnavailable,
+)
 from icedb.operations.commits.publish import publish_append
+from icedb.operations.write.spark_errors import explained
 from icedb.operations.write.spark_frames import append_frame, overwrite_frame
 from icedb.table import Table
 from icedb.transaction.table_handle import Handle
@@ -195,3 +206,43 @@ def test_a_stale_view_is_reported_for_committed_rows(table: Table) -> None:
     behind = f"{WORKER_GONE}\nicedb.errors.StaleView: lake: the rows are committed, and the views ['v'] lack them"
     with pytest.raises(IceDBError, match="views"):
         play(table, failing(behind, committed=True))
+
+
+NO_PATH = "[PATH_NOT_FOUND] Path does not exist: file:/nope. SQLSTATE: 42K03"
+NO_TABLE = (
+    "[TABLE_OR_VIEW_NOT_FOUND] The view `c` cannot be found. Verify it.\nSearch path: [x]. SQLSTATE: 42P01; line 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (NO_PATH, "Path does not exist: file:/nope."),
+        (f"(org.apache.spark.sql.AnalysisException) {NO_PATH}", "Path does not exist: file:/nope."),
+        (NO_TABLE, "The view `c` cannot be found. Verify it."),
+    ],
+)
+def test_an_input_that_spark_rejects_is_an_error_in_words(table: Table, text: str, words: str) -> None:
+    error = explained(RuntimeError(text), table="lake")
+    assert type(error) is InvalidOption
+    assert str(error) == f"lake: Spark rejected the input: {words} Correct it."
+    with pytest.raises(InvalidBatch, match=re.escape(words)):
+        play(table, failing(text))
+
+
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("file:///lake/t/_data/day=1/ab.parquet", "/lake/t: the frame reads the part '_data/day=1/ab.parquet', which"),
+        ("s3a://bucket/t/_data/ab.parquet", "s3://bucket/t: the frame reads the part '_data/ab.parquet', which"),
+    ],
+)
+def test_a_deleted_part_of_a_frame_is_an_expired_snapshot(table: Table, file: str, lost: str) -> None:
+    text = f"[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file {file}. File does not exist. It"
+    for message in (text, f"An error occurred while calling o2.save.\n: org.apache.spark.SparkException: {text}"):
+        with pytest.raises(SnapshotExpired) as caught:
+            play(table, failing(message))
+        assert str(caught.value).startswith(lost)
+    other = "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:/x/y.parquet. File does not"
+    with pytest.raises(InvalidBatch, match="FILE_NOT_EXIST"):
+        play(table, failing(other))

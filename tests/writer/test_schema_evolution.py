@@ -159,6 +159,9 @@ def test_the_case_of_a_name_does_not_matter(data: Any, local: Place, tmp_path: P
     for twice in ({"ID": 1, "Id": 2}, {"ID": 1, "id": 2}):
         with pytest.raises(InvalidBatch, match="differ only in case"):
             table.insert([twice])
+    table.insert([{"straße": 1}])
+    with pytest.raises(InvalidBatch, match="differ only in case"):  # another name to SQL and to Spark
+        table.insert([{"STRASSE": 2}])
 
 
 # ------------------------------------------------------------------------------------------------ partition columns

@@ -44,7 +44,7 @@ _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
 _MISSING_PART = re.compile(r"FILE_NOT_EXIST\].*? (?:file:(?://)?)?(?P<table>\S+)/_data/(?P<part>\S+?)\.?(?=\s|$)")
 
 # Spark found an error in a query or in its input, before any task: a path that does not exist, an unknown column.
-_REJECTED = re.compile(r"\A(?:\([\w.$]+\) )?\[[A-Z0-9_.]+\] (?P<words>[^\n]*?)(?:\n.*?)?\s*SQLSTATE: 42", re.DOTALL)
+_REJECTED = re.compile(r"\A(?:\([\w.$]+\) )?\[[A-Z_.]+\] (?P<words>[^\n]*?)(?:\n.*?)?\s*SQLSTATE: 42", re.DOTALL)
 
 _CANCELLED = (
     r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled (?:as part|because)|SparkContext was shut down|SESSION_CLOSED"
@@ -205,7 +205,7 @@ def _reason(text: str) -> str:
     if raised := [match["reason"] for match in _PYTHON.finditer(text)]:
         return _short(raised[-1])
     # An error with an unusual name, or a message that its class formats. The lines of the calls are indented.
-    lines = (_WORKER.sub("", text).rpartition(_TRACEBACK)[2]).splitlines()
+    lines = _WORKER.sub("", text).rpartition(_TRACEBACK)[2].splitlines()
     return _short(next((line for line in lines if line and not line[0].isspace()), "without a message"))
 
 
