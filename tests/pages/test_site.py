@@ -137,6 +137,39 @@ def test_the_search_index_is_local_and_has_the_pages(site: Path) -> None:
     assert {"format.html", "reference/table.html#icedb.Table.merge", "project/CHANGELOG.html"} <= locations
 
 
+#: A word that users search for -> its stem, and the page that has it in its title or a heading. Titles rank first.
+SEARCHES = {
+    "compaction": ("compact", "concepts/merge.html"),
+    "optimize": ("optimize", "concepts/merge.html"),
+    "vacuum": ("vacuum", "maintenance.html"),
+    "upsert": ("upsert", "how-to/upsert.html"),
+    "deduplicate": ("deduplicat", "how-to/upsert.html"),
+    "schema evolution": ("schema evolution", "schema.html"),
+    "sizing": ("sizing", "cost-and-sizing.html"),
+    "troubleshoot": ("troubleshoot", "troubleshooting.html"),
+    "quickstart": ("quickstart", "quickstart.html"),
+    "idempotent": ("idempotent", "concepts/concurrency.html"),
+    "time travel": ("time travel", "how-to/time-travel.html"),
+    "retention": ("retention", "backup-and-retention.html"),
+}
+
+
+@built
+def test_words_that_users_type_are_in_the_titles_of_their_pages(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.js").read_text().partition("=")[2])
+    titles = [
+        (
+            entry["location"].partition("#")[0],
+            f" {' '.join(re.split(index['config']['separator'], entry['title'].lower()))}",
+        )
+        for entry in index["docs"]
+    ]
+    for word, (stem, page) in SEARCHES.items():
+        titled = {location for location, title in titles if f" {stem}" in title}
+        assert page in titled, word
+        assert len({location for location in titled if not location.startswith(("reference/", "project/"))}) <= 6, word
+
+
 @built
 def test_the_reference_has_signatures_of_every_public_name(site: Path) -> None:
     compressed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
