@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from tests.pages.test_site import SEARCHES
 from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
 from tests.ui.conftest import FLAGS
@@ -41,6 +43,21 @@ def test_the_search_of_the_site_works_without_a_server(scheme: Literal["light", 
         browser.close()
     assert beyond == []
     assert problems == []
+
+
+def test_the_first_result_of_a_search_is_the_page_of_the_word(site: Path) -> None:
+    with sync_playwright() as playwright:
+        path = os.environ.get("CHROMIUM") or shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(FLAGS))
+        page = browser.new_page()
+        page.goto((site / "index.html").as_uri())
+        for word, (_, expected) in SEARCHES.items():
+            search = page.get_by_role("textbox", name="Search")
+            search.fill("")
+            search.press_sequentially(word)
+            first = page.locator("[data-md-component=search-result] .md-search-result__link").first
+            expect(first).to_have_attribute("href", re.compile(rf"(^|/){re.escape(expected)}"))
+        browser.close()
 
 
 @pytest.fixture(scope="module")
