@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING
 from icedb.cli.render.health_page import due_text, figures
 from icedb.cli.render.text_tables import size_text
 from icedb.operations.health.gauges import Gauge, gauges
-from icedb.operations.health.size_chart import (
-    DPI,
-    FINE,
-    GRID,
-    INK,
-    PAPER,
-    TO_MERGE,
-    annotate,
-    as_png,
-    draw_sizes,
-    plain,
-    shortened,
-    title,
-)
+from icedb.operations.health.size_chart import DPI, FINE, TO_MERGE, as_png, draw_sizes, shortened
 from icedb.operations.health.table_health import TableHealth, Thresholds
 from icedb.util.counts import count_text
 from icedb.util.optional_deps import import_optional
+from icedb.util.plot_style import GRID, INK, PAPER, TEXT_SIZE, annotate, plain, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,8 +63,8 @@ def _write_figures(figure: Figure, health: TableHealth, thresholds: Thresholds) 
     half = -(-len(entries) // 2)
     for place, (name, text) in enumerate(entries):
         left, top = (0.02, 0.42)[place // half], 0.915 - 0.033 * (place % half)
-        figure.text(left, top, name, fontsize=8, color=INK, weight="bold")
-        figure.text(left + 0.09, top, text, fontsize=8, color=INK, parse_math=False)
+        figure.text(left, top, name, fontsize=TEXT_SIZE, color=INK, weight="bold")
+        figure.text(left + 0.09, top, text, fontsize=TEXT_SIZE, color=INK, parse_math=False)
 
 
 def _draw_partitions(axes: Axes, health: TableHealth) -> None:
@@ -113,7 +101,8 @@ def _draw_gauges(axes: Axes, figures_: tuple[Gauge, ...]) -> None:
     axes.set_xticks([0.5], ["due from here on"])
     axes.set_ylim(len(figures_) - 0.5, -0.5)
     axes.set_xlim(0, 1)
-    title(axes, "figures beside their thresholds")
+    due = sum(1 for one in figures_ if one.level)
+    title(axes, f"{due or 'none'} of {len(figures_)} figures beyond half of {'its' if due == 1 else 'their'} threshold")
 
 
 def _write_due(figure: Figure, health: TableHealth) -> None:
@@ -125,6 +114,6 @@ def _write_due(figure: Figure, health: TableHealth) -> None:
     for row, line in enumerate(lines[:LINES_MAX]):
         is_head = line.startswith(("due: ", "nothing"))
         figure.text(
-            0.52, 0.29 - 0.03 * row, line, fontsize=8, color=INK, parse_math=False,
+            0.52, 0.29 - 0.03 * row, line, fontsize=TEXT_SIZE, color=INK, parse_math=False,
             weight="bold" if is_head else "normal",
         )  # fmt: skip

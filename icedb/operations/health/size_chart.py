@@ -14,22 +14,21 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, plan_merge
 from icedb.storage.parts import Part
 from icedb.util.counts import count_text
 from icedb.util.optional_deps import import_optional
+from icedb.util.plot_style import BLUE, GRID, INK, ORANGE, PAPER, TEXT_SIZE, annotate, plain, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DPI", "FINE", "GRID", "INK", "PAPER", "TO_MERGE", "PartSizes", "annotate", "as_png", "draw", "draw_sizes",
-           "plain", "shortened", "title"]  # fmt: skip
+__all__ = ["DPI", "FINE", "TO_MERGE", "PartSizes", "as_png", "draw", "draw_sizes", "shortened"]
 
-INK, GRID, PAPER = "#3b4252", "#d5d9e0", "#ffffff"
-FINE, TO_MERGE = "#5b8fc9", "#e07b2e"
+FINE, TO_MERGE = BLUE, ORANGE
 # The width of the dialog in which Dagster shows it.
 WIDTH_PX, HEIGHT_PX, DPI = 860, 300, 100
 PARTITIONS_MAX = 8
@@ -122,14 +121,6 @@ def _shades(colour: str) -> list[int]:
     return [value + (255 - value) * shade // (SHADES - 1) for shade in range(SHADES) for value in values]
 
 
-def plain(axes: Axes) -> Axes:
-    """Remove the frame of axes."""
-    axes.set_facecolor(PAPER)
-    axes.tick_params(colors=INK, labelsize=8, length=0)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    return axes
-
-
 def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_bytes_max: int) -> None:
     """Draw a bar for each power of two. Bar n has the parts from 2 ** (n - 1) bytes on, and ends at n + 0.5.
 
@@ -158,7 +149,7 @@ def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_byte
         f"{count_text(fine.total() + to_merge.total(), 'live part')} by size{'' if to_merge else ', nothing to merge'}",
     )
     axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=8, labelcolor=INK,
+        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=TEXT_SIZE, labelcolor=INK,
         handlelength=0.9, handleheight=0.9,
     )  # fmt: skip
 
@@ -178,16 +169,6 @@ def _draw_partitions(axes: Axes, sizes: PartSizes) -> None:
     title(axes, f"{len(sizes.to_merge):,} to merge{more}", side="right")
 
 
-def title(axes: Axes, text: str, *, side: Literal["left", "right"] = "left") -> None:
-    """Set the title of axes."""
-    axes.set_title(text, fontsize=9.5, color=INK, loc=side)
-
-
-def annotate(axes: Axes, text: str, at: tuple[float, float], points: tuple[float, float], **where: str) -> None:
-    """Write a small text some points away from a position."""
-    axes.annotate(text, at, points, textcoords="offset points", fontsize=8, color=INK, **where)  # type: ignore[arg-type]
-
-
 def shortened(name: str, characters_max: int = LABEL_CHARACTERS_MAX) -> str:
     """Shorten a path for its label: keep the beginning, which is most distinctive, and some of the end."""
     name, tail = name or "(the table)", characters_max // 3
@@ -197,8 +178,8 @@ def shortened(name: str, characters_max: int = LABEL_CHARACTERS_MAX) -> str:
 def _size(n_bytes: int) -> str:
     """Format a size in units of 1024, with at most three digits."""
     value, unit = float(n_bytes), "B"
-    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
-        if value < 1000 or unit == "PB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1000 or unit == "PiB":
             break
         value /= 1024
     return f"{value:.3g} {unit}"
