@@ -1,4 +1,4 @@
-"""Measurements for docs/tips.md, and of a cold start: tables, plots, and the figures in benchmarks/tips.json.
+"""Measurements for docs/tuning.md, and of a cold start: tables, plots, and the figures in benchmarks/tips.json.
 
     python -m benchmarks.tips                  # all of it, some minutes
     python -m benchmarks.tips --only sort,floats
@@ -30,7 +30,7 @@ __all__ = ["FIGURES", "PAGES", "TIPS", "as_markdown", "measure", "read_figures",
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "tips.json"
-PAGES = (ROOT / "docs" / "tips.md", ROOT / "docs" / "functions.md")
+PAGES = (ROOT / "docs" / "tuning.md", ROOT / "docs" / "functions.md")
 PLOTS = ROOT / "docs" / "images"
 
 TIPS: Mapping[str, Experiment] = {

@@ -1,4 +1,4 @@
-"""Experiments with the settings of a table: the figures and the plots of docs/tuning.md.
+"""Experiments with the settings of a table: the figures and the plots of docs/tuning-measurements.md.
 
     python -m benchmarks.tuning --plots docs/images
     python -m benchmarks.tuning --only part-size,sort-order --rows 1000000 --json results.json

@@ -173,9 +173,10 @@ def figure_of(
         layout: Further arguments of matplotlib's `subplots`.
     """
     from matplotlib.figure import Figure  # measurements alone do not need it
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
-    figure.get_layout_engine().set(rect=(MARGIN, 0, 1 - 2 * MARGIN, 1))
+    engine = ConstrainedLayoutEngine(rect=(MARGIN, 0, 1 - 2 * MARGIN, 1))
+    figure = Figure(figsize=(WIDTH, height), layout=engine, facecolor=PAPER)
     figure.suptitle(head, x=0.01, ha="left", fontsize=TITLE_SIZE + 1, color=INK, weight="bold")
     if mosaic:
         return figure, list(figure.subplot_mosaic(mosaic, **layout).values())

@@ -1,6 +1,6 @@
 """The style of all plots: the charts of a table's health, and those of the benchmarks.
 
-The module imports no matplotlib. Its functions take matplotlib's axes.
+At run time the module imports no matplotlib. Its functions take matplotlib's axes.
 """
 
 from __future__ import annotations

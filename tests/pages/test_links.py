@@ -58,7 +58,10 @@ def test_every_page_has_one_place_in_the_navigation() -> None:
 
 def test_the_readme_links_the_main_pages() -> None:
     linked = set(re.findall(r"\]\((docs/[\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
-    main = ("index", "tutorial", "reference/index", "format", "safety", "comparison", "faq", "glossary")
+    main = (
+        "index", "quickstart", "tutorial", "tutorial-dagster", "cheat-sheet", "reference/index", "format", "safety",
+        "comparison", "faq", "troubleshooting", "production-checklist", "cost-and-sizing", "glossary",
+    )  # fmt: skip
     assert linked >= {f"docs/{page}.md" for page in main}
 
 
@@ -119,7 +122,7 @@ def test_a_file_of_the_repository_has_one_place_on_the_site(file: str) -> None:
 
 
 def test_linked_files_outside_docs_are_part_of_the_site() -> None:
-    files = set(beyond.files_beyond([PurePosixPath("docs/scale.md"), PurePosixPath("docs/format.md")]))
+    files = set(beyond.files_beyond([PurePosixPath("docs/cost-and-sizing.md"), PurePosixPath("docs/format.md")]))
     assert PurePosixPath("benchmarks/RESULTS.md") in files
     assert PurePosixPath("examples/readers/live_parts.mjs") in files
     assert any(file.suffix == ".png" for file in files), "the plots are missing"

@@ -24,8 +24,10 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from icedb import __version__
-from icedb.cli.render.output import error_output, one_line, print_message, print_report, show
+from icedb.cli.render.outcomes import outcome_of
+from icedb.cli.render.output import error_output, one_line, print_message
 from icedb.cli.render.progress_bars import bars
+from icedb.cli.render.report_text import print_details, show
 from icedb.errors import CorruptionError, IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
 from icedb.util.clock import SystemClock
 from icedb.util.durations import DURATION, parse_duration
@@ -202,7 +204,7 @@ Uri = Annotated[str, typer.Argument(help="Table: s3://bucket/prefix or a folder.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
 Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt, which appears on a terminal only.")
+    bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt. Required if there is no terminal.")
 ]
 
 
@@ -337,13 +339,29 @@ def verb(panel: str, example: str) -> Callable[[F], F]:
 # ------------------------------------------------------------------------------------------------ confirmation
 
 
-def run(operation: Callable[[bool], object], *, dry_run: bool, yes: bool, json: bool) -> None:
-    """Run an operation and print its result. On a terminal, show a dry run and ask for confirmation first.
+def run(
+    operation: Callable[[bool], object],
+    *,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+    nothing: Callable[[], str | None] | None = None,
+) -> None:
+    """Run an operation and print its result. Unless `yes`, show a dry run on a terminal and ask for confirmation first.
 
-    Without a terminal there is no prompt: a scheduled job must not wait for input.
+    Without a terminal there is no prompt, because a scheduled job must not wait for input: the operation is rejected.
+    A plan that has nothing to do needs no confirmation. `nothing`: see `show`.
     """
-    if not dry_run and not yes and sys.stdin.isatty():
-        print_report(error_output(), operation(True), dry_run=True)
-        if not typer.confirm("Do this?", err=True):
-            _decline()
-    show(operation(dry_run), json=json, dry_run=dry_run)
+    if not dry_run and not yes:
+        if not sys.stdin.isatty():
+            raise InvalidOption(
+                "Confirmation is required, and standard input is not a terminal. Nothing was changed. Pass --yes, or "
+                "--dry-run to print what would be done."
+            )
+        plan = operation(True)
+        outcome = outcome_of(plan)
+        if outcome.acts:
+            print_details(error_output(), plan, dry_run=True)
+            if not typer.confirm(outcome.question, err=True):
+                _decline()
+    show(operation(dry_run), json=json, dry_run=dry_run, nothing=nothing)

@@ -1,7 +1,6 @@
 """Verbs that create a table and add rows: create, insert, overwrite, import."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -10,7 +9,8 @@ import typer
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
 from icedb.cli.base.inputs import Files, Format, OnConflict, Transaction, rows_of
 from icedb.cli.base.spec_options import SpecFlags, several
-from icedb.cli.render.output import show
+from icedb.cli.render.command_reports import CreateReport, WriteReport
+from icedb.cli.render.report_text import show
 from icedb.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ __all__ = ["spec_document"]
 
 
 # ------------------------------------------------------------------------------------------------ create
-
-
-@dataclass(frozen=True, slots=True)
-class CreateReport:
-    """A new table and its spec."""
-
-    table: str
-    spec: dict[str, Any]
-    dry_run: bool
 
 
 def spec_document(spec: "TableSpec") -> dict[str, Any]:
@@ -61,26 +52,6 @@ def create(
 
 
 # ------------------------------------------------------------------------------------------------ insert, overwrite
-
-
-@dataclass(frozen=True, slots=True)
-class WriteReport:
-    """The commit of a write.
-
-    `replaced_parts` were live before it. `quarantine` is the table that received the rows that do not fit.
-    """
-
-    table: str
-    rows: int
-    bytes: int
-    new_parts: int
-    partitions: tuple[str, ...]
-    replaced_parts: int
-    quarantined_rows: int
-    quarantine: str | None
-    #: The transaction was committed earlier, so this write added nothing.
-    repeated: bool
-    log_file: str | None
 
 
 def _written(commit: "Commit") -> WriteReport:
