@@ -198,8 +198,10 @@ class Table:
         Args:
             uri: The address of the table.
             timing: The times that the table must have. If it has others, InvalidOption is raised.
-            fencing: As for `create`, also for the other arguments that are not listed here. The table records where its
-                log is.
+            fencing: As for `create`.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`. The table records where its log is.
 
         Returns:
             The open table.
@@ -217,7 +219,16 @@ class Table:
 
     @classmethod
     def exists(cls, uri: str | os.PathLike[str], **access: Unpack[StoreOptions]) -> bool:
-        """Return whether a table can be opened at an address. The arguments are those of `open`.
+        """Return whether a table can be opened at an address.
+
+        Args:
+            uri: The address.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`.
+
+        Raises:
+            InvalidURI, InvalidOption: The address or an option is invalid.
 
         Example:
             >>> icedb.Table.exists("s3://lake/events")
@@ -250,8 +261,11 @@ class Table:
             spec: For a log that records no spec, a dict with the keys of `_table.json`. It is compared with the columns
                 and paths in the log.
             log_uri: The address of the log if it is not stored with the parts.
-            fencing: As for `create`, also for the other arguments that are not listed here.
+            fencing: As for `create`.
             dry_run: Return the report, and write nothing.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`.
 
         Raises:
             TableNotFound: There is no log.
@@ -484,6 +498,9 @@ class Table:
     def drop_view(self, name: str) -> None:
         """Stop feeding a view. Its table stays.
 
+        Args:
+            name: The name of the view.
+
         Raises:
             InvalidOption: There is no view of that name.
 
@@ -596,7 +613,7 @@ class Table:
 
         Example:
             >>> [commit.kind for commit in table.history(limit=2)]
-            ['merge', 'append']
+            ['merge', 'insert']
         """
         return history(self._handle, limit=limit, since_ms=as_of_ms(since, name="since"))
 
@@ -643,7 +660,7 @@ class Table:
             SchemaConflict: Log files record different types for one column.
 
         Example:
-            >>> [recommendation.due for recommendation in table.health().recommendations]
+            >>> [recommendation.due for recommendation in table.health(icedb.Thresholds(hot_parts=8)).recommendations]
             ['merge_newest']
         """
         return examine(self._handle, thresholds)
@@ -735,13 +752,21 @@ class Table:
         snapshots still have it. Existing parts keep its values until they are merged or rewritten.
 
         Args:
-            partition_by: As for `create`, also for the other arguments that are not listed here.
+            partition_by: As for `create`.
+            sort_by: As for `create`.
+            compression: As for `create`.
+            row_group_rows: As for `create`.
+            bloom_filters: As for `create`.
             schema: Further columns to declare. A dropped column comes back with its earlier type, once no live part
                 contains its old values.
-            drop_columns: Columns to hide.
+            required: As for `create`.
+            schema_policy: As for `create`.
+            path_columns: As for `create`.
             insert_query: As for `create`. An empty text removes the query.
             merge_query: As for `create`. An empty text removes the query.
             merging: As for `create`. `"none"` removes it.
+            row_id: As for `create`.
+            drop_columns: Columns to hide.
             timing: All times of the table. A longer time takes effect at once. The earlier value of a shortened one
                 stays in force for a while (docs/format.md, "A change of times").
 
@@ -772,6 +797,8 @@ class Table:
             IceDBError: The engine failed.
 
         Example:
+            >>> table.delete("user = 7").deleted_rows
+            1
             >>> table.delete("user = 7").second_pass_needed
             False
         """
@@ -878,7 +905,10 @@ class Table:
             set: Column -> a DuckDB expression over the columns of `t`. NULL and a text literal get the type of the
                 column. A number is cast to it if its value does not change.
             where: A DuckDB condition over the columns of `t`; "true" for all rows.
-            txn, dry_run, memory_bytes, engine: As for `upsert`.
+            txn: As for `upsert`.
+            dry_run: As for `upsert`.
+            memory_bytes: As for `upsert`.
+            engine: As for `upsert`.
 
         Raises:
             InvalidOption, UnknownColumn: An argument is invalid, or merges combine rows of the table.
@@ -1311,6 +1341,10 @@ class Table:
 
     def unpin(self, name: str, *, dry_run: bool = False) -> bool:
         """Remove a pin. The next cleanup deletes what only this pin needed, without a grace period.
+
+        Args:
+            name: The name of the pin.
+            dry_run: Return whether there is a pin of that name, and remove nothing.
 
         Returns:
             False if there was no pin of that name.

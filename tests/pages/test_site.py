@@ -13,8 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 import griffe
 import pytest
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File
+from mkdocs.structure.pages import Page
 
-from icedb import Table
+from docs_site import hooks
+from icedb import Table, __version__
 from tests.repository.test_public_names import PUBLIC
 from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
@@ -109,6 +113,54 @@ def test_pages_load_no_external_assets(site: Path, pages: dict[Path, Read]) -> N
         assert 'class="mermaid"' not in page.read_text(), page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet
+
+
+@built
+def test_no_page_shows_an_empty_side_bar(site: Path, pages: dict[Path, Read]) -> None:
+    hidden = set()
+    for page in pages.keys() - {site / "404.html"}:
+        [bar] = re.findall(r'<div class="md-sidebar md-sidebar--primary"[^>]*>', page.read_text())
+        if " hidden" in bar:
+            hidden.add(page.relative_to(site).as_posix())
+        else:  # the section of the navigation that has the page
+            assert re.search(r"md-nav__item--active[^\"]* md-nav__item--section", page.read_text()), page
+    assert "project/examples/simple/program.py.html" in hidden
+
+
+@built
+def test_the_header_of_each_page_has_the_version(site: Path, pages: dict[Path, Read]) -> None:
+    for page in pages.keys() - {site / "404.html"}:
+        [link] = re.findall(r'<a href="([^"]+)"[^>]*class="site-version">' + re.escape(__version__), page.read_text())
+        assert (page.parent / link).resolve() == site / "project" / "CHANGELOG.html"
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ({}, None),
+        ({"Changelog": "https://code.example/x/CHANGELOG.md"}, None),
+        ({"Repository": "https://code.example/icedb.git"}, "https://code.example/icedb"),
+        ({"repository": "https://code.example/icedb/"}, "https://code.example/icedb"),
+    ],
+)
+def test_the_repository_is_the_one_of_the_project(urls: dict[str, str], expected: str | None) -> None:
+    assert hooks.repository_of({"urls": urls} if urls else {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("page", "source"),
+    [
+        ("inputs.md", "docs/inputs.md"),
+        ("project/CHANGELOG.md", "CHANGELOG.md"),
+        ("project/examples/flights/definitions.py.md", "examples/flights/definitions.py"),
+    ],
+)
+def test_a_page_links_its_source_if_the_project_has_a_repository(page: str, source: str) -> None:
+    config = MkDocsConfig(str(ROOT / "mkdocs.yml"))
+    built = Page(None, File(page, "docs", "site", use_directory_urls=False), config)
+    assert hooks.on_pre_page(built, config).edit_url is None
+    config.repo_url = "https://code.example/icedb"
+    assert hooks.on_pre_page(built, config).edit_url == f"https://code.example/icedb/edit/main/{source}"
 
 
 @built

@@ -59,6 +59,9 @@ def test_a_page_omitted_here_is_run_by_another_test(page: str, test: str) -> Non
         "if False:\n    print(1)  # 1",
         "try:\n    pass\nexcept ValueError as error:\n    print(error)  # ...",
         "1.0  # 1",
+        "1 + 1\n# 3",
+        "[1, 2]\n# [1,\n#  3]\n# A third line.",
+        "print('a b')\n# a\n# c",
     ],
 )
 def test_a_wrong_result_on_a_page_is_detected(code: str) -> None:
@@ -68,7 +71,9 @@ def test_a_wrong_result_on_a_page_is_detected(code: str) -> None:
 
 def test_only_comments_with_results_are_compared() -> None:
     code = "1 + 1  # 2\n[1]  # [1]  the first\nprint('a b c')  # a...c\nlen('a')  # of one\nx = 3  # 4\n"
+    below = "[1, 2]\n# [1,\n#  2]\n# Not of it.\nprint('a b')\n# a\n# b\n\nlen('a')\n# Of one.\nx = 3\n# 4\n"
     assert execute(code, "page") == 3
+    assert execute(below, "page") == 2
 
 
 @pytest.mark.sampled(days=3)

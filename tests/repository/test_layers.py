@@ -123,7 +123,7 @@ CONFINED = {
     "uvloop": ("icedb.services.http.server_process",),
     "uvicorn": ("icedb.services.http.connections",),
     "jinja2": ("icedb.operations.report.page",),
-    "matplotlib": ("icedb.operations.health.size_chart",),
+    "matplotlib": ("icedb.operations.health.size_chart", "icedb.util.plot_style"),
     "obstore": ("icedb.storage.obstore_store",),
     "typer": ("icedb.cli.", "icedb_dagster."),
     "yaml": ("icedb_dagster.compute.place_config",),

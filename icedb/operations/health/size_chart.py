@@ -14,13 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from icedb.operations.health.figures import shortened
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, plan_merge
 from icedb.storage.parts import Part
-from icedb.util.counts import count_text
+from icedb.util.counts import binary_size_text, count_text, size_text
 from icedb.util.optional_deps import import_optional
+from icedb.util.plot_style import BLUE, GRID, INK, ORANGE, PAPER, TEXT_SIZE, annotate, plain, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINE", "TO_MERGE", "PartSizes", "draw"]
 
-INK, GRID, PAPER = "#3b4252", "#d5d9e0", "#ffffff"
-FINE, TO_MERGE = "#5b8fc9", "#e07b2e"
+FINE, TO_MERGE = BLUE, ORANGE
 # The width of the dialog in which Dagster shows it.
 WIDTH_PX, HEIGHT_PX, DPI = 860, 300, 100
 PARTITIONS_MAX = 8
@@ -68,8 +68,8 @@ class PartSizes:
         partitions = Counter(part.partition for part in self.parts)
         sentences = [
             f"{count_text(len(self.parts), 'live part')} in {count_text(len(partitions), 'partition')}, "
-            f"{_size(sum(part.bytes for part in self.parts))} in all; "
-            f"{small:,} {'is' if small == 1 else 'are'} below {_size(self.part_bytes_max)}."
+            f"{size_text(sum(part.bytes for part in self.parts))} in all; "
+            f"{small:,} {'is' if small == 1 else 'are'} below {binary_size_text(self.part_bytes_max)}."
         ]
         if self.to_merge:
             name, most = self.partitions_to_merge[0]
@@ -95,10 +95,10 @@ def draw(sizes: PartSizes) -> bytes:
     fine = Counter(part.bytes.bit_length() for part in sizes.parts if part.key not in taken)
     # Left, bottom, width and height as fractions, because computing the layout takes longer than drawing.
     if sizes.to_merge:
-        _draw_sizes(_plain(figure.add_axes((0.02, 0.11, 0.47, 0.74))), fine, to_merge, sizes.part_bytes_max)
-        _draw_partitions(_plain(figure.add_axes((0.73, 0.11, 0.25, 0.74))), sizes)
+        _draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.47, 0.74))), fine, to_merge, sizes.part_bytes_max)
+        _draw_partitions(plain(figure.add_axes((0.73, 0.11, 0.25, 0.74))), sizes)
     else:
-        _draw_sizes(_plain(figure.add_axes((0.02, 0.11, 0.96, 0.74))), fine, to_merge, sizes.part_bytes_max)
+        _draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.96, 0.74))), fine, to_merge, sizes.part_bytes_max)
     return _as_png(figure)
 
 
@@ -121,14 +121,6 @@ def _shades(colour: str) -> list[int]:
     return [value + (255 - value) * shade // (SHADES - 1) for shade in range(SHADES) for value in values]
 
 
-def _plain(axes: Axes) -> Axes:
-    """Remove the frame of axes."""
-    axes.set_facecolor(PAPER)
-    axes.tick_params(colors=INK, labelsize=8, length=0)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    return axes
-
-
 def _draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_bytes_max: int) -> None:
     """Draw a bar for each power of two. Bar n has the parts from 2 ** (n - 1) bytes on, and ends at n + 0.5.
 
@@ -143,21 +135,21 @@ def _draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_byt
     )
     for n in at:
         if whole := fine[n] + to_merge[n]:
-            _annotate(axes, f"{whole:,}", (n, whole), (0, 2), ha="center")
+            annotate(axes, f"{whole:,}", (n, whole), (0, 2), ha="center")
     top = 1.15 * max(fine[n] + to_merge[n] for n in at)
     axes.set_ylim(0, top)
     axes.axhline(0, color=GRID, linewidth=1.5)
     axes.axvline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    _annotate(axes, f"below {_size(part_bytes_max)}", (limit, top), (-4, -3), ha="right", va="top")
+    annotate(axes, f"below {binary_size_text(part_bytes_max)}", (limit, top), (-4, -3), ha="right", va="top")
     edges = [n for n in at if (n - int(limit)) % math.ceil(len(at) / TICKS_MAX) == 0]
-    axes.set_xticks([n + 0.5 for n in edges], [_size(1 << n) for n in edges])
+    axes.set_xticks([n + 0.5 for n in edges], [binary_size_text(1 << n) for n in edges])
     axes.set_yticks([])
-    _title(
+    title(
         axes,
         f"{count_text(fine.total() + to_merge.total(), 'live part')} by size{'' if to_merge else ', nothing to merge'}",
     )
     axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=8, labelcolor=INK,
+        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=TEXT_SIZE, labelcolor=INK,
         handlelength=0.9, handleheight=0.9,
     )  # fmt: skip
 
@@ -168,30 +160,10 @@ def _draw_partitions(axes: Axes, sizes: PartSizes) -> None:
     first = partitions[:PARTITIONS_MAX]
     axes.barh(range(len(first)), [count for _, count in first], height=0.72, color=TO_MERGE)
     for row, (_, count) in enumerate(first):
-        _annotate(axes, f"{count:,}", (count, row), (3, 0), va="center")
+        annotate(axes, f"{count:,}", (count, row), (3, 0), va="center")
     axes.set_yticks(range(len(first)), [shortened(name) for name, _ in first], parse_math=False)
     axes.set_xticks([])
     axes.set_ylim(PARTITIONS_MAX - 0.5, -0.5)  # the first at the top, and bars of one height however few
     axes.set_xlim(0, 1.15 * first[0][1])
     more = f", the first {len(first)} of {len(partitions):,} partitions" if len(partitions) > len(first) else ""
-    _title(axes, f"{len(sizes.to_merge):,} to merge{more}", side="right")
-
-
-def _title(axes: Axes, text: str, *, side: Literal["left", "right"] = "left") -> None:
-    """Set the title of axes."""
-    axes.set_title(text, fontsize=9.5, color=INK, loc=side)
-
-
-def _annotate(axes: Axes, text: str, at: tuple[float, float], points: tuple[float, float], **where: str) -> None:
-    """Write a small text some points away from a position."""
-    axes.annotate(text, at, points, textcoords="offset points", fontsize=8, color=INK, **where)  # type: ignore[arg-type]
-
-
-def _size(n_bytes: int) -> str:
-    """Format a size in units of 1024, with at most three digits."""
-    value, unit = float(n_bytes), "B"
-    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
-        if value < 1000 or unit == "PB":
-            break
-        value /= 1024
-    return f"{value:.3g} {unit}"
+    title(axes, f"{len(sizes.to_merge):,} to merge{more}", side="right")

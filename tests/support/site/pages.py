@@ -2,7 +2,8 @@
 
 The blocks of a page are one program, Python and `icedb` commands in the order of the page. If the comment of an
 expression begins with a value, or that of a `print` with its output, both are compared, and every such line must be
-reached. The commands run in the same process, because starting one takes longer than most commands.
+reached. The comment is on the last line of the expression, or on the lines below it. The commands run in the same
+process, because starting one takes longer than most commands.
 
 Tests run each page in a process that is forked from one that has imported the libraries, because importing them takes
 longer than most pages.
@@ -15,6 +16,7 @@ import atexit
 import gc
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -131,26 +133,35 @@ class _Checks(ast.NodeTransformer):
     """Replaces expressions with a comment by calls that compare them."""
 
     def __init__(self, code: str) -> None:
-        tokens = tokenize.generate_tokens(io.StringIO(code).readline)
-        self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+        tokens = [t for t in tokenize.generate_tokens(io.StringIO(code).readline) if t.type == tokenize.COMMENT]
+        self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens}
+        self._whole_lines = {t.start[0] for t in tokens if t.line.lstrip().startswith("#")}
         self.left: set[int] = set()
         self.comparisons = 0
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
-        comment = self._comments.get(node.end_lineno or 0)
-        if comment is None:
+        comments = self._comments_of(node.end_lineno or 0)
+        if not comments:
             return node
+        comment = next(filter(_is_value, comments), comments[-1])
         call = node.value
-        line, text = ast.Constant(node.end_lineno), ast.Constant(comment)
+        line = ast.Constant(node.end_lineno)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print":
-            checked = ast.Call(ast.Name("_said", ast.Load()), [line, text, *call.args], [])
+            checked = ast.Call(ast.Name("_said", ast.Load()), [line, ast.Constant(comments[-1]), *call.args], [])
         elif _is_value(comment):
-            checked = ast.Call(ast.Name("_value", ast.Load()), [line, text, call], [])
+            checked = ast.Call(ast.Name("_value", ast.Load()), [line, ast.Constant(comment), call], [])
         else:
             return node
         self.left.add(node.end_lineno or 0)
         self.comparisons += 1
         return ast.copy_location(ast.Expr(checked), node)
+
+    def _comments_of(self, line: int) -> list[str]:
+        """Return the comment on a line of code, or else the first line, two lines, ... of the comment below it."""
+        if line in self._comments:
+            return [self._comments[line]]
+        below = itertools.takewhile(self._whole_lines.__contains__, itertools.count(line + 1))
+        return list(itertools.accumulate((self._comments[n] for n in below), "{} {}".format))
 
     def value(self, line: int, text: str, value: Any) -> None:
         """Compare an expression with its comment."""
@@ -158,10 +169,10 @@ class _Checks(ast.NodeTransformer):
         assert repr(value) == repr(ast.literal_eval(text.partition(GAP)[0])), f"line {line}: {value!r} is not {text}"
 
     def said(self, line: int, text: str, *values: Any) -> None:
-        """Compare a `print` with its comment, in which `...` matches any text."""
+        """Compare a `print` with its comment, in which `...` matches any text, and a space also the end of a line."""
         self.left.discard(line)
         printed = " ".join(map(str, values))
-        pattern = ".*".join(map(re.escape, text.split("...")))
+        pattern = ".*".join(map(re.escape, text.split("..."))).replace(r"\ ", r"\s")
         assert re.fullmatch(pattern, printed, re.DOTALL), f"line {line}: {printed!r} is not {text!r}"
 
 
