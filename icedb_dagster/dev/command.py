@@ -57,12 +57,14 @@ ProjectDir = Annotated[
     ),
 ]
 
-_STATE_STYLES = {"running": "green", "external": "cyan", "stopped": "dim"}
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+_STATE_STYLES = {"running": "green", "ended": "bold red", "external": "cyan", "stopped": "dim"}
 _FINDING_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _SERVICE_STYLES: dict[ServiceName, str] = {"postgres": "cyan", "webserver": "magenta", "daemon": "blue"}
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster up --port 3001")
 def up(
     project_dir: ProjectDir = Path(),
     port: Annotated[
@@ -89,7 +91,7 @@ def up(
         _output.print(f"Dagster is open at {stack.webserver_url}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster down")
 def down(project_dir: ProjectDir = Path()) -> None:
     """Stop all services that `up` started in this folder. The data remains."""
     with _progress() as progress:
@@ -97,13 +99,23 @@ def down(project_dir: ProjectDir = Path()) -> None:
     _output.print(f"Stopped: {', '.join(stopped)}" if stopped else "Nothing was running", soft_wrap=True)
 
 
-@app.command()
-def status(project_dir: ProjectDir = Path()) -> None:
-    """Show the services of this folder."""
-    _show(local_stack.status(project_dir))
+@app.command(epilog="Example: icedb-dagster status")
+def status(project_dir: ProjectDir = Path(), json: Json = False) -> None:
+    """Show the services of this folder.
+
+    Exit status: 1 if a service that `up` started has ended.
+    """
+    services = local_stack.status(project_dir)
+    if json:
+        _print_json(services)
+    else:
+        _show(services)
+    if any(service.state == "ended" for service in services):
+        _errors.print("A service has ended: see its log, then run icedb-dagster up", soft_wrap=True)
+        raise typer.Exit(PROBLEMS)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster logs daemon --follow")
 def logs(
     services: Annotated[
         list[str] | None, typer.Argument(help=f"Services to show: {', '.join(SERVICES)}. Default: all.")
@@ -122,7 +134,10 @@ def logs(
         return
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    epilog="Example: icedb-dagster run dg dev",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def run(
     command: Annotated[list[str], typer.Argument(help="A command and its arguments, such as: dg dev")],
     project_dir: ProjectDir = Path(),
@@ -140,7 +155,7 @@ def run(
     os.execvpe(command[0], command, environ)  # noqa: S606
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster pools --dry-run")
 def pools(
     project_dir: ProjectDir = Path(),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the limits.")] = False,
@@ -162,7 +177,7 @@ def pools(
         raise StackError(f"some code could not be loaded, so pools may be missing: {'; '.join(code.problems)}")
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster doctor --table s3://lake/events")
 def doctor(
     project_dir: ProjectDir = Path(),
     table: Annotated[
@@ -172,7 +187,7 @@ def doctor(
     watch: Annotated[
         bool, typer.Option("--watch", help="Watch the daemon for half a minute, which reliably detects a second one.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Check the instance, Postgres, pools, run monitoring, the daemon and the access to the store, and print remedies.
 
@@ -185,14 +200,14 @@ def doctor(
         _print_error(error)
         raise typer.Exit(NOT_EXAMINED) from None
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
+        _print_json(findings)
     else:
         _show_findings(findings)
     if any(finding.status == "problem" for finding in findings):
         raise typer.Exit(PROBLEMS)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster init shop --root s3://lake/shop")
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder, or one without any of the files.")],
     root: Annotated[
@@ -206,7 +221,7 @@ def init(
     _output.print(f"Begin with {folder / 'README.md'}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster submit merge_table -- --table s3://lake/events")
 def submit(
     program: Annotated[str, typer.Argument(help="A program of spark_jobs by name, or a Python file (on AWS: in S3).")],
     arguments: Annotated[list[str] | None, typer.Argument(help="The program's arguments, after --.")] = None,
@@ -260,6 +275,11 @@ def _progress() -> Iterator[local_stack.Progress]:
             _errors.print(Text(f"· {message}", style="dim"), soft_wrap=True)
 
         yield report
+
+
+def _print_json(document: object) -> None:
+    text = msgspec.json.encode(document, enc_hook=str)  # of paths
+    sys.stdout.write(msgspec.json.format(text).decode() + "\n")
 
 
 def _show(services: Sequence[ServiceStatus]) -> None:

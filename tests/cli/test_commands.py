@@ -121,7 +121,7 @@ def test_orphans_are_listed_and_deleted_only_with_a_flag(table: Table, tmp_path:
     report = run_json("orphans", table.uri)
     assert (len(report["deleted_parts"]), report["dry_run"]) == (1, True)
     assert part.exists()
-    report = run_json("orphans", table.uri, "--delete", "--min-age", "7d")
+    report = run_json("orphans", table.uri, "--delete", "--yes", "--min-age", "7d")
     assert (len(report["deleted_parts"]), report["dry_run"]) == (1, False)
     assert not part.exists()
 
@@ -131,9 +131,10 @@ def test_orphans_are_listed_and_deleted_only_with_a_flag(table: Table, tmp_path:
 def test_merge_merge_log_and_cleanup(table: Table) -> None:
     assert run_json("merge-log", table.uri, "--dry-run")["dry_run"]
     assert "commit" in run("merge-log", table.uri).stdout
+    assert run_json("merge", table.uri, "--dry-run", "--part-bytes-max", "1 kB")["merged_parts"] == 6
     report = run_json("merge", table.uri, "--order", "newest")
     assert (report["merged_parts"], report["new_parts"], report["rows"]) == (6, 2, 6)
-    assert run_json("cleanup", table.uri, "--grace", "10m")["deleted_parts"] == []
+    assert run_json("cleanup", table.uri, "--yes", "--grace", "10m")["deleted_parts"] == []
     report = run_json("cleanup", table.uri, "--grace", "0s", "--allow-short-grace", "--dry-run")
     assert (len(report["deleted_parts"]), report["dry_run"]) == (6, True)
     assert len(run_json("cleanup", table.uri, "--grace", "0s", "--allow-short-grace", "--yes")["deleted_parts"]) == 6
@@ -145,9 +146,9 @@ def test_merge_merge_log_and_cleanup(table: Table) -> None:
 def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
     assert run_json("drop", table.uri, "k=0", "--dry-run")["partitions"] == ["k=0"]
     assert numbers(table) == FULL
-    assert run_json("drop", table.uri, "k=0")["partitions"] == ["k=0"]
+    assert run_json("drop", table.uri, "--yes", "k=0")["partitions"] == ["k=0"]
     assert numbers(table) == [1, 11, 21]
-    assert run_json("drop", table.uri, "--where", "k > 0")["rows"] == 3
+    assert run_json("drop", table.uri, "--yes", "--where", "k > 0")["rows"] == 3
     assert numbers(table) == []
 
 
@@ -156,9 +157,9 @@ def test_drop_by_paths_or_by_a_predicate(table: Table) -> None:
 def test_delete_rows(table: Table) -> None:
     assert run_json("delete", table.uri, "--where", "n >= 10", "--dry-run")["matching_rows"] == 4
     assert numbers(table) == FULL
-    assert run_json("delete", table.uri, "--where", "n >= 10")["deleted_rows"] == 4
+    assert run_json("delete", table.uri, "--yes", "--where", "n >= 10")["deleted_rows"] == 4
     assert numbers(table) == [0, 1]
-    run("delete", table.uri, status=2)
+    run("delete", table.uri, "--yes", status=2)
 
 
 @pytest.mark.parametrize("iso", [False, True])
@@ -168,8 +169,8 @@ def test_restore_to_a_time(table: Table, iso: bool) -> None:
     as_of = datetime.fromtimestamp(as_of_ms / 1000, UTC).isoformat() if iso else as_of_ms
     assert run_json("restore", table.uri, "--as-of", as_of, "--dry-run")["dry_run"]
     assert numbers(table) == [1, 11, 21]
-    text = " ".join(run("restore", table.uri, "--as-of", as_of).stdout.split())
-    assert "rows before 3 rows after 6" in text
+    text = " ".join(run("restore", table.uri, "--yes", "--as-of", as_of).stdout.split())
+    assert "(rows before: 3, after: 6)." in text
     assert numbers(table) == FULL
 
 
@@ -180,16 +181,16 @@ def test_pins_keep_a_time_readable_until_they_are_removed(table: Table) -> None:
     assert pin["expires_ms"] - pin["created_ms"] == 7 * 86_400_000
     run("pin", table.uri, "forever", "--as-of", pin["as_of_ms"])
     table.drop_partitions(["k=0"])
-    run("cleanup", table.uri, "--grace", "0s", "--allow-short-grace")
+    run("cleanup", table.uri, "--yes", "--grace", "0s", "--allow-short-grace")
     assert [p["name"] for p in run_json("pins", table.uri)] == ["forever", "monthly"]
     printed = run("pins", table.uri).stdout
     assert "monthly" in printed
     assert datetime.fromtimestamp(pin["as_of_ms"] / 1000, UTC).isoformat(timespec="milliseconds") in printed
     assert table.snapshot(pin["as_of_ms"]).rows == 6
-    run("unpin", table.uri, "forever")
-    run("unpin", table.uri, "monthly")
-    assert "no pin 'monthly'" in run("unpin", table.uri, "monthly", status=2).stderr
-    run("cleanup", table.uri, "--grace", "0s", "--allow-short-grace")
+    run("unpin", table.uri, "--yes", "forever")
+    run("unpin", table.uri, "--yes", "monthly")
+    assert "no pin 'monthly'" in run("unpin", table.uri, "--yes", "monthly", status=2).stderr
+    run("cleanup", table.uri, "--yes", "--grace", "0s", "--allow-short-grace")
     with pytest.raises(SnapshotExpired):
         table.snapshot(pin["as_of_ms"])
 
@@ -210,16 +211,19 @@ def test_a_time_may_be_a_duration_ago(table: Table) -> None:
 
 #: Arguments after the verb and the table, and a part of the error.
 INVALID: list[tuple[str, list[str], str]] = [
-    *(("drop", ["k=0", name, *dry], f"no partition '{name}' has rows") for name in ("k=7", "k<7", "k")
-      for dry in ([], ["--dry-run"])),
+    *(("drop", ["k=0", name, dry], f"no partition '{name}' has rows") for name in ("k=7", "k<7", "k")
+      for dry in ("--yes", "--dry-run")),
     *(("drop", chosen, "Pass either paths of partitions, or --where.") for chosen in ([], ["k=0", "--where", "k = 0"])),
     *(("cleanup", [f"--grace={text}"], "90s, 5m, 24h or 7d") for text in ("1x", "h", "-5m", "5", "")),
     *((verb, [*more, "--as-of", ago], "is before the table's creation") for ago in ("1.5h", "7d")
       for verb, more in {"query": ["SELECT 1"], "restore": ["--yes"], "pin": ["then"]}.items()),
     *(("restore", [f"--as-of={text}"], "not a time with a time zone")
       for text in ("2026-11-21T10:00:00", "yesterday", "2026-11-21", "99999d")),
-    ("cleanup", ["--grace", "90s"], "grace"),
+    ("cleanup", ["--grace", "90s", "--yes"], "grace"),
     ("info", ["--hot-parts", "1"], "hot_parts"),
+    *(("info", [f"--{name}=64X"], "'64X' is not a size. Write 64MB") for name in ("expired-bytes", "part-bytes-max")),
+    *(("merge", [f"--part-bytes-max={text}"], message)
+      for text, message in {"64X": "is not a size. Write 64MB", "0": "is below 1 byte"}.items()),
 ]  # fmt: skip
 
 
@@ -280,7 +284,7 @@ def test_a_terminal_shows_a_dry_run_and_a_prompt(table: Table, answer: bytes, fl
         os.close(terminal)
         os.close(its_end)
     assert (done.returncode == 0) == dropped
-    assert ("Do this?" in done.stderr) == (not flags)
+    assert ("\nDrop 1 partition (3 rows, " in done.stderr) == (not flags)
     assert ("k=0" in done.stderr) == (not flags)
     assert numbers(table) == ([1, 11, 21] if dropped else FULL)
 

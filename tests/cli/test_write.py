@@ -87,11 +87,18 @@ def test_create_applies_the_merging_flags(tmp_path: Path) -> None:
         (["--bloom-filters", "a,b"], "Write --bloom-filters a --bloom-filters b"),
         (["--column", "a=DOUBLE", "--bloom-filters", "a"], "Remove it from bloom_filters"),
         (["--merge-by", "a", "--merge-sum", "n, m"], "Write --merge-sum n --merge-sum m"),
+        (["--sort-by", "b", "--column", "a=INT", "--schema-policy", "declared"], "sort_by names 'b', and neither"),
     ],
 )
 def test_an_invalid_spec_creates_nothing(tmp_path: Path, flags: list[str], message: str) -> None:
     assert message in error_of("create", tmp_path / "table", *flags)
     assert objects(tmp_path) == []
+
+
+def test_create_warns_about_an_undeclared_sort_column(tmp_path: Path) -> None:
+    warned = run("create", tmp_path / "a", "--column", "a=INT", "--sort-by", "a", "--sort-by", "b").stderr
+    assert warned.startswith("warning: --sort-by names 'b', which no --column declares.")
+    assert run("create", tmp_path / "b", "--sort-by", "b").stderr == ""  # the first rows define the columns
 
 
 @pytest.mark.long
@@ -187,17 +194,19 @@ def test_an_invalid_input_is_reported(table: Table, files: list[object], message
 
 @pytest.mark.long
 def test_overwrite_of_partitions_or_the_whole_table(table: Table, lines: Path) -> None:
-    assert "exactly one of" in error_of("overwrite", table.uri, lines)
-    assert "outside the partitions" in run("overwrite", table.uri, lines, "--where", "k = 0", status=2).stderr
+    assert "exactly one of" in error_of("overwrite", table.uri, "--yes", lines)
+    assert "outside the partitions" in run("overwrite", table.uri, "--yes", lines, "--where", "k = 0", status=2).stderr
     before = objects(Path(table.uri))
     chosen = ["--partition", "k=0", "--partition", "k=7"]
     planned = run_json("overwrite", table.uri, lines, *chosen, "--dry-run")
     assert (planned["rows"], planned["replaced_parts"], planned["replaced_rows"]) == (2, 1, 1)
     assert "outside the partitions" in error_of("overwrite", table.uri, lines, "--partition=k=0", "--dry-run")
     assert objects(Path(table.uri)) == before
-    assert run_json("overwrite", table.uri, lines, *chosen)["replaced_parts"] == 1
+    assert run_json("overwrite", table.uri, "--yes", lines, *chosen)["replaced_parts"] == 1
     assert rows(table) == [(0, 10), (1, 1), (7, 17)]
-    assert run_json("overwrite", table.uri, "-", "--everything", input='{"k": 3, "n": 3}')["replaced_parts"] == 3
+    assert (
+        run_json("overwrite", table.uri, "--yes", "-", "--everything", input='{"k": 3, "n": 3}')["replaced_parts"] == 3
+    )
     assert rows(table) == [(3, 3)]
 
 
@@ -210,12 +219,12 @@ def test_a_partition_is_rewritten(table: Table, tmp_path: Path) -> None:
     file.write_text("SELECT k, n + 100 AS n FROM _rows")
     assert run_json("rewrite", table.uri, "k=1", "--file", file, "--dry-run")["rows"] == 1
     assert rows(table) == [(0, 0), (1, 1)]
-    assert run_json("rewrite", table.uri, "k=1", "--file", file)["rows"] == 1
-    run("rewrite", table.uri, "k=1", "--file", "-", input="SELECT k, n + 1 AS n FROM _rows")
+    assert run_json("rewrite", table.uri, "--yes", "k=1", "--file", file)["rows"] == 1
+    run("rewrite", table.uri, "--yes", "k=1", "--file", "-", input="SELECT k, n + 1 AS n FROM _rows")
     assert rows(table) == [(0, 0), (1, 102)]
-    assert "as icedb partitions lists them" in run("rewrite", table.uri, "k=9", "SELECT 1", status=2).stderr
+    assert "as icedb partitions lists them" in run("rewrite", table.uri, "--yes", "k=9", "SELECT 1", status=2).stderr
     for words in ([], ["SELECT 1", "--file", file]):
-        assert "Pass either a query" in error_of("rewrite", table.uri, "k=1", *words)
+        assert "Pass either a query" in error_of("rewrite", table.uri, "--yes", "k=1", *words)
 
 
 @pytest.mark.long
@@ -227,9 +236,9 @@ def test_views_are_listed_and_refreshed(table: Table) -> None:
     table.delete("k = 1")
     assert run_json("refresh-view", table.uri, "sums", "--dry-run")["source_rows"] == 1
     assert rows(view) == [(0, 0), (1, 1)]
-    assert run_json("refresh-view", table.uri, "sums")["rows"] == 1
+    assert run_json("refresh-view", table.uri, "--yes", "sums")["rows"] == 1
     assert rows(view) == [(0, 0)]
-    assert "there is no view 'x'" in run("refresh-view", table.uri, "x", status=2).stderr
+    assert "there is no view 'x'" in run("refresh-view", table.uri, "--yes", "x", status=2).stderr
 
 
 # ------------------------------------------------------------------------------------------------ export
@@ -243,7 +252,7 @@ def test_a_table_is_exported_as_parquet(table: Table, tmp_path: Path) -> None:
     read = f"SELECT sum(n), count(*) FROM read_parquet('{target}/**/*.parquet')"
     assert duckdb.sql(read).fetchone() == (1, 1)
     run("export", table.uri, "--parquet", target, status=2)
-    assert run_json("export", table.uri, "--parquet", target, "--overwrite")["rows"] == 2
+    assert run_json("export", table.uri, "--parquet", target, "--overwrite", "--yes")["rows"] == 2
     assert duckdb.sql(read).fetchone() == (1, 2)
 
 
@@ -287,7 +296,7 @@ def test_pins_have_a_dry_run(table: Table) -> None:
     assert "is a pin 'monthly' already" in run("pin", table.uri, "monthly", "--dry-run", status=2).stderr
     assert run_json("unpin", table.uri, "monthly", "--dry-run")["dry_run"]
     assert len(table.pins()) == 1
-    assert not run_json("unpin", table.uri, "monthly")["dry_run"]
+    assert not run_json("unpin", table.uri, "--yes", "monthly")["dry_run"]
     assert table.pins() == []
     assert "no pin 'monthly'" in run("unpin", table.uri, "monthly", "--dry-run", status=2).stderr
 

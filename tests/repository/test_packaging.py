@@ -126,7 +126,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     for package in PACKAGES:
         assert f"{package}/py.typed" in names
     kinds = {Path(name).suffix for name in names if ".dist-info/" not in name and not name.endswith("py.typed")}
-    assert kinds == {".py", ".txt", ".yaml"}
+    assert kinds == {".css", ".jinja", ".js", ".py", ".txt", ".yaml"}
     here = {p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py")}
     assert here == {name for name in names if name.endswith(".py")}
 

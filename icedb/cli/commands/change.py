@@ -10,21 +10,11 @@ from icedb.cli.base.application import INSPECT, MAINTAIN, Connection, DryRun, Js
 from icedb.cli.base.inputs import read_sql
 from icedb.cli.base.spec_options import MERGING, SpecFlags, several
 from icedb.cli.commands.write import spec_document
-from icedb.cli.render.output import show
+from icedb.cli.render.command_reports import AlterReport, RefreshReport
+from icedb.cli.render.report_text import show
 from icedb.errors import InvalidOption
 
 __all__: list[str] = []
-
-
-@dataclass(frozen=True, slots=True)
-class AlterReport:
-    """The changed fields of a table's spec, with their values before and after."""
-
-    table: str
-    before: dict[str, Any]
-    after: dict[str, Any]
-    log_file: str | None
-    dry_run: bool
 
 
 @verb(MAINTAIN, "icedb alter s3://lake/events --sort-by user_id --sort-by ts")
@@ -133,20 +123,6 @@ def views(connection: Connection, uri: Uri, json: Json = False) -> None:
     table = connection.open(uri)
     names = table.views()
     show([ViewRecord(v.name, v.query) for v in table.spec.views if v.name in names], json=json)
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshReport:
-    """A view that was recomputed from its source. A row count is None if a part does not record it."""
-
-    table: str
-    view: str
-    source_rows: int | None
-    rows: int | None
-    new_parts: int | None
-    replaced_parts: int | None
-    log_file: str | None
-    dry_run: bool
 
 
 @verb(MAINTAIN, "icedb refresh-view s3://lake/events hourly")

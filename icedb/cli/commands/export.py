@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, duration, run, time_option, verb
-from icedb.cli.render.output import show
+from icedb.cli.render.report_text import show
 
 __all__: list[str] = []
 

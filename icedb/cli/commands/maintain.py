@@ -1,7 +1,7 @@
 """Verbs that maintain a table: merge (compaction), cleanup (VACUUM), drop, delete, repair, restore and pins (tags)."""
 
 import signal
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -12,10 +12,26 @@ import msgspec
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import MAINTAIN, Connection, DryRun, Json, Uri, Yes, duration, run, time_option, verb
-from icedb.cli.render.output import one_line, print_message, show, time_text
+from icedb.cli.base.application import (
+    MAINTAIN,
+    Connection,
+    DryRun,
+    Json,
+    Uri,
+    Yes,
+    duration,
+    run,
+    size,
+    time_option,
+    verb,
+)
+from icedb.cli.render.command_reports import UnpinReport
+from icedb.cli.render.outcomes import outcome_of, wait_text
+from icedb.cli.render.output import one_line, print_message
+from icedb.cli.render.report_text import show
 from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.util.clock import SystemClock
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
     from icedb.operations.rewrite.merge import MergeReport, Order
@@ -48,8 +64,7 @@ def merge(
         typer.Option(help="Merge the oldest or the newest partitions first; both: alternate, with --watch."),
     ] = "oldest",
     part_bytes_max: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="BYTES", help="Merge parts below this size.", show_default="128 MiB"),
+        int | None, size("--part-bytes-max", "Merge parts below this size.", default="128 MiB")
     ] = None,
     max_time: Annotated[
         int | None,
@@ -108,7 +123,7 @@ def _stop_on_signals() -> Event:
 def _merge_line(order: "Order", report: "MergeReport", *, json: bool) -> str:
     """Return the line that a watch prints for one merge."""
     fields = {
-        "at": time_text(SystemClock().now_ms(), timespec="seconds"),
+        "at": iso_text(SystemClock().now_ms(), timespec="seconds"),
         "order": order,
         "merged_parts": report.merged_parts,
         "merged_bytes": report.merged_bytes,
@@ -120,11 +135,8 @@ def _merge_line(order: "Order", report: "MergeReport", *, json: bool) -> str:
     }
     if json:
         return msgspec.json.encode(fields).decode()
-    lost = f"; {report.dropped_groups:,} groups lost to another commit" if report.dropped_groups else ""
-    return (
-        f"{fields['at']} {order}: {report.merged_parts:,} parts ({report.merged_bytes:,} bytes) became "
-        f"{report.new_parts:,}, {report.remaining:,} groups remain{lost}"
-    )
+    outcome = replace(outcome_of(report), note="").sentence(dry_run=False)  # the next merge comes without a command
+    return f"{fields['at']} {order}: {outcome[:1].lower()}{outcome[1:]}"
 
 
 @verb(MAINTAIN, "icedb merge-log s3://lake/events")
@@ -151,12 +163,15 @@ def cleanup(
     json: Json = False,
 ) -> None:
     """Delete objects that were superseded before the grace period (VACUUM)."""
+    from icedb.operations.retention.superseded import superseded_objects
+
     table = connection.open(uri)
     run(
         lambda dry: table.cleanup(grace_ms=grace, allow_short_grace=allow_short_grace, dry_run=dry),
         dry_run=dry_run,
         yes=yes,
         json=json,
+        nothing=lambda: wait_text(superseded_objects(table.handle, grace_ms=grace), now_ms=SystemClock().now_ms()),
     )
 
 
@@ -286,15 +301,6 @@ def pin(
     """Create a pin (a tag): keep the snapshot of a time readable, also after cleanups."""
     until = None if expires is None else timedelta(milliseconds=expires)
     show(connection.open(uri).pin(name, as_of, expires=until, dry_run=dry_run), json=json, dry_run=dry_run)
-
-
-@dataclass(frozen=True, slots=True)
-class UnpinReport:
-    """A removed pin."""
-
-    table: str
-    name: str
-    dry_run: bool
 
 
 @verb(MAINTAIN, "icedb unpin s3://lake/events before-the-move")

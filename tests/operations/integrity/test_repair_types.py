@@ -701,8 +701,8 @@ def test_the_command_repairs(tmp_path: Path) -> None:
     planned = run_json("repair", table.uri, "--dry-run")
     assert (planned["dry_run"], planned["rewritten_parts"], planned["rows"]) == (True, 2, 3)
     assert planned["conflicts"][0]["type"] == "DOUBLE"
-    assert "n: BIGINT, DOUBLE becomes VARCHAR" in run("repair", table.uri, "--type", "n=VARCHAR").stdout
+    assert "n: BIGINT, DOUBLE becomes VARCHAR" in run("repair", table.uri, "--yes", "--type", "n=VARCHAR").stdout
     assert numbers(table) == ["0.5", "1", "2", "2.5", "3"]
-    assert "nothing to commit" in run("repair", table.uri).stdout
-    assert "Write price=DOUBLE" in run("repair", table.uri, "--type", "n", status=2).stderr
-    assert "no such column" in run("repair", table.uri, "--type", "x=BIGINT", status=2).stderr
+    assert "Nothing to repair" in run("repair", table.uri, "--yes").stdout
+    assert "Write price=DOUBLE" in run("repair", table.uri, "--yes", "--type", "n", status=2).stderr
+    assert "no such column" in run("repair", table.uri, "--yes", "--type", "x=BIGINT", status=2).stderr

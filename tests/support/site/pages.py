@@ -121,8 +121,8 @@ def execute(code: str, name: str) -> int:
     checks = _Checks(code)
     tree = ast.fix_missing_locations(checks.visit(ast.parse(code, name)))
     program = compile(tree, name, "exec", dont_inherit=True)  # the page has none of our `from __future__`
-    given = {"_value": checks.value, "_said": checks.said, "_command": run_command}
-    exec(program, {"__name__": "__main__", **given})
+    names = {"_value": checks.value, "_said": checks.said, "_command": run_command}
+    exec(program, {"__name__": "__main__", **names})
     assert not checks.left, f"{name}: lines {sorted(checks.left)} state a value, and were not reached"
     return checks.comparisons
 
