@@ -34,8 +34,8 @@ def test_the_search_of_the_site_works_without_a_server(
 
 def test_the_first_result_of_a_search_is_the_page_of_the_word(site: Path, browser: Browser) -> None:
     local = LocalPage(browser, site / "index.html")
-    search = local.page.get_by_role("textbox", name="Search")
     for word, (_, expected) in SEARCHES.items():
+        search = local.page.get_by_role("textbox", name="Search")
         search.fill("")
         search.press_sequentially(word)
         first = local.page.locator("[data-md-component=search-result] .md-search-result__link").first
