@@ -200,8 +200,8 @@ def check_sort_columns(
     for column in sort_by:
         if column not in batch and column not in table_columns:
             raise UnknownColumn(
-                f"{table}: sort_by names '{column}', and neither the table nor the batch has such a column (the "
-                f"batch has {sorted(batch)}). Correct sort_by, or bring the column."
+                f"{table}: sort_by names '{column}', and neither the table nor the batch has such a column (columns "
+                f"are {sorted({*batch, *table_columns})}). Correct sort_by, or bring the column."
             )
     return [column for column in sort_by if column in batch]
 

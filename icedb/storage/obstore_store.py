@@ -39,7 +39,7 @@ from icedb.storage.local_store import check_folder, create_file, delete_files, f
 from icedb.storage.location import Location
 from icedb.storage.object_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
 from icedb.storage.split_store import SplitStore
-from icedb.util.progress import Advance, progress
+from icedb.util.progress import DELETING, Advance, progress
 from icedb.util.thread_pool import start_thread_pool
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "ObjectStore",
     "StoredObject",
     "fetch",
+    "open_single_store",
     "open_store",
     "open_stream",
     "presign",
@@ -97,7 +98,12 @@ def open_store(location: Location) -> ObjectStore:
     Raises InvalidURI, and InvalidOption for the key of a service account that cannot be used.
     """
     if location.log is not None:
-        return SplitStore(open_store(replace(location, log=None)), open_store(location.log))
+        return SplitStore(open_single_store(replace(location, log=None)), open_store(location.log))
+    return open_single_store(location)
+
+
+def open_single_store(location: Location) -> ObstoreStore:
+    """Return the store of a location whose log is not elsewhere. Raises as `open_store` does."""
     if isinstance(location.cloud, AzureAccess):
         return ObstoreStore(location, _open_azure(location.root, location.cloud))
     if isinstance(location.cloud, GoogleAccess):
@@ -335,6 +341,19 @@ class ObstoreStore:
         except ObjectNotFound:
             return None
 
+    def list_folder(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the objects and of the folders that are directly in a folder ("": the root).
+
+        One request for each thousand names. Symbolic links are omitted.
+        """
+        backend = self._open()
+        if backend is None:
+            return (), ()
+        with self._errors("list", folder):
+            entries = obstore.list_with_delimiter(backend, folder or None)
+        objects = (m["path"] for m in entries["objects"])
+        return tuple(map(_last_segment, objects)), tuple(map(_last_segment, entries["common_prefixes"]))
+
     def some_below(self, prefix: str) -> list[ObjectInfo]:
         """Return the first objects of a listing; see the function of this name."""
         backend = self._open()
@@ -364,7 +383,7 @@ class ObstoreStore:
         backend = self._open() if keys else None
         if backend is None:
             return
-        with progress("deleting objects", len(keys), "objects") as advance:
+        with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
                 try:
                     with self._errors("delete", some[0], others=len(some) - 1):
@@ -471,6 +490,14 @@ class LocalFolder(ObstoreStore):
             self._existing(key)
             return _info(key, file_status(self.location.root, key))
 
+    def list_folder(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the files and folders in a folder. Follows no link, which could lead in a circle."""
+        if self._open() is None:
+            return (), ()
+        with self._errors("list", folder), os.scandir(self._root / folder) as entries:
+            kinds = [(e.name, e.is_file(follow_symlinks=False), e.is_dir(follow_symlinks=False)) for e in entries]
+        return tuple(n for n, is_file, _ in kinds if is_file), tuple(n for n, _, is_dir in kinds if is_dir)
+
     def some_below(self, prefix: str) -> list[ObjectInfo]:
         """Return the first files of a listing; see the function of this name."""
         return list(islice(self._listed(prefix), SOME))
@@ -502,7 +529,7 @@ class LocalFolder(ObstoreStore):
         """See ObjectStore. Deletes files or links, and stops at the first that fails."""
         if not keys or self._open() is None:
             return
-        with progress("deleting objects", len(keys), "objects") as advance:
+        with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
                 with self._errors("delete", some[0], others=len(some) - 1):
                     delete_files(self.location.root, some)
@@ -647,6 +674,10 @@ def _first_cause(error: Exception, text: str) -> str:
         return error.strerror
     match = re.search(r"HTTP error: ([a-z ]+)", text) or re.search(r"\(os error \d+\)", text)
     return match[0] if match else type(error).__name__
+
+
+def _last_segment(key: str) -> str:
+    return key.rstrip("/").rpartition("/")[2]
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

@@ -19,6 +19,7 @@ from icedb.format.records import LogFile, Marker
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, ObjectStore
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
+from icedb.util.progress import COMMITTING, progress
 from icedb.writer.part_writer import discard
 
 __all__ = [
@@ -93,7 +94,8 @@ def put_if_absent(store: ObjectStore, key: str, body: bytes) -> PutOutcome:
     Raises AccessDenied only if there is no object.
     """
     try:
-        store.create(key, body)
+        with progress(COMMITTING, 1, "objects"):
+            store.create(key, body)
     except (ObjectExists, StoreUnavailable, AccessDenied) as error:
         try:
             return PutOutcome.CREATED if _read_back(store, key) == body else PutOutcome.CONFLICT

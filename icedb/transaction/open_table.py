@@ -20,6 +20,7 @@ from icedb.transaction.separate_log import claim_log_store, find_log_owner, find
 from icedb.transaction.table_handle import Fencing, Handle
 from icedb.transaction.table_place import check_address
 from icedb.util.clock import Clock
+from icedb.util.progress import COMMITTING, progress
 from icedb.writer.spec_validation import check_stored_spec, checked_spec
 
 __all__ = ["create_handle", "is_lost", "one_line", "open_handle", "open_sibling", "path_columns", "quarantine_name"]
@@ -234,7 +235,8 @@ def _refuse_leftovers(handle: Handle, *, over_files: bool) -> None:
 def _create_spec(handle: Handle) -> None:
     body = encode_spec(handle.spec)
     try:
-        handle.store.create(handle.keys.spec, body)
+        with progress(COMMITTING, 1, "objects"):
+            handle.store.create(handle.keys.spec, body)
     except ObjectExists:
         # The spec has a random id. Equal bytes are our own put, which the client repeated after a lost response.
         if handle.store.get(handle.keys.spec).body != body:

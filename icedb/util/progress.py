@@ -16,7 +16,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal
 
-__all__ = ["Advance", "Progress", "Unit", "has_watcher", "progress", "watch_progress"]
+__all__ = ["COMMITTING", "DELETING", "Advance", "Progress", "Unit", "has_watcher", "progress", "watch_progress"]
+
+#: The name of the request that publishes a change. As soon as it has begun, the change may be visible.
+COMMITTING = "committing"
+#: The name of the requests that delete objects.
+DELETING = "deleting objects"
 
 #: The unit of `Progress.done` and `Progress.total`.
 Unit = Literal["bytes", "rows", "parts", "files", "objects"]
@@ -42,11 +47,18 @@ _watcher: ContextVar[Callable[[Progress], None] | None] = ContextVar("icedb_prog
 
 @contextmanager
 def watch_progress(watcher: Callable[[Progress], None]) -> Iterator[None]:
-    """Call a function with each step of the work in the block.
+    """Call a function with each step of the work in the block. The functions of outer blocks are called first.
 
     Several threads may call it, but one at a time for each piece of work. An exception that it raises ends the work.
     """
-    token = _watcher.set(watcher)
+    outer = _watcher.get()
+
+    def watch_both(progress: Progress) -> None:
+        if outer is not None:
+            outer(progress)
+        watcher(progress)
+
+    token = _watcher.set(watch_both)
     try:
         yield
     finally:

@@ -64,7 +64,7 @@ _FINDING_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _SERVICE_STYLES: dict[ServiceName, str] = {"postgres": "cyan", "webserver": "magenta", "daemon": "blue"}
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster up --port 3001")
 def up(
     project_dir: ProjectDir = Path(),
     port: Annotated[
@@ -91,7 +91,7 @@ def up(
         _output.print(f"Dagster is open at {stack.webserver_url}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster down")
 def down(project_dir: ProjectDir = Path()) -> None:
     """Stop all services that `up` started in this folder. The data remains."""
     with _progress() as progress:
@@ -99,7 +99,7 @@ def down(project_dir: ProjectDir = Path()) -> None:
     _output.print(f"Stopped: {', '.join(stopped)}" if stopped else "Nothing was running", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster status")
 def status(project_dir: ProjectDir = Path(), json: Json = False) -> None:
     """Show the services of this folder.
 
@@ -115,7 +115,7 @@ def status(project_dir: ProjectDir = Path(), json: Json = False) -> None:
         raise typer.Exit(PROBLEMS)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster logs daemon --follow")
 def logs(
     services: Annotated[
         list[str] | None, typer.Argument(help=f"Services to show: {', '.join(SERVICES)}. Default: all.")
@@ -134,7 +134,10 @@ def logs(
         return
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    epilog="Example: icedb-dagster run dg dev",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def run(
     command: Annotated[list[str], typer.Argument(help="A command and its arguments, such as: dg dev")],
     project_dir: ProjectDir = Path(),
@@ -152,7 +155,7 @@ def run(
     os.execvpe(command[0], command, environ)  # noqa: S606
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster pools --dry-run")
 def pools(
     project_dir: ProjectDir = Path(),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the limits.")] = False,
@@ -174,7 +177,7 @@ def pools(
         raise StackError(f"some code could not be loaded, so pools may be missing: {'; '.join(code.problems)}")
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster doctor --table s3://lake/events")
 def doctor(
     project_dir: ProjectDir = Path(),
     table: Annotated[
@@ -204,7 +207,7 @@ def doctor(
         raise typer.Exit(PROBLEMS)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster init shop --root s3://lake/shop")
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder, or one without any of the files.")],
     root: Annotated[
@@ -218,7 +221,7 @@ def init(
     _output.print(f"Begin with {folder / 'README.md'}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example: icedb-dagster submit merge_table -- --table s3://lake/events")
 def submit(
     program: Annotated[str, typer.Argument(help="A program of spark_jobs by name, or a Python file (on AWS: in S3).")],
     arguments: Annotated[list[str] | None, typer.Argument(help="The program's arguments, after --.")] = None,

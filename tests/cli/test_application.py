@@ -175,10 +175,11 @@ def test_a_shell_completes_verbs_and_flags() -> None:
 
 @pytest.mark.sampled(days=3)
 @pytest.mark.process
-def test_the_script_for_a_shell_is_shown() -> None:
-    done = command("--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_a_shell_is_shown(shell: str) -> None:
+    done = command("--show-completion", shell)
     assert done.returncode == 0, done.stderr
-    assert "_ICEDB_COMPLETE=complete_bash" in done.stdout
+    assert f"_ICEDB_COMPLETE=complete_{shell}" in done.stdout
 
 
 @pytest.mark.sampled(days=3)
@@ -201,7 +202,8 @@ def test_the_name_of_another_system_names_the_verb(name: str, verb: str) -> None
 
 def test_every_verb_that_changes_a_table_has_a_dry_run_and_json() -> None:
     reading = {
-        "info", "report", "verify", "query", "log", "parts", "partitions", "schema", "history", "diff", "pins", "views",
+        "info", "report", "verify", "query", "log", "parts", "partitions", "schema", "history", "diff", "list", "pins",
+        "views",
     }  # fmt: skip
     serving = {"proxy", "ingest"}
     group: Any = typer.main.get_command(app)

@@ -131,6 +131,7 @@ def test_orphans_are_listed_and_deleted_only_with_a_flag(table: Table, tmp_path:
 def test_merge_merge_log_and_cleanup(table: Table) -> None:
     assert run_json("merge-log", table.uri, "--dry-run")["dry_run"]
     assert "commit" in run("merge-log", table.uri).stdout
+    assert run_json("merge", table.uri, "--dry-run", "--part-bytes-max", "1 kB")["merged_parts"] == 6
     report = run_json("merge", table.uri, "--order", "newest")
     assert (report["merged_parts"], report["new_parts"], report["rows"]) == (6, 2, 6)
     assert run_json("cleanup", table.uri, "--yes", "--grace", "10m")["deleted_parts"] == []
@@ -220,6 +221,9 @@ INVALID: list[tuple[str, list[str], str]] = [
       for text in ("2026-11-21T10:00:00", "yesterday", "2026-11-21", "99999d")),
     ("cleanup", ["--grace", "90s", "--yes"], "grace"),
     ("info", ["--hot-parts", "1"], "hot_parts"),
+    *(("info", [f"--{name}=64X"], "'64X' is not a size. Write 64MB") for name in ("expired-bytes", "part-bytes-max")),
+    *(("merge", [f"--part-bytes-max={text}"], message)
+      for text, message in {"64X": "is not a size. Write 64MB", "0": "is below 1 byte"}.items()),
 ]  # fmt: skip
 
 

@@ -223,6 +223,22 @@ def test_a_narrow_terminal_does_not_cut_addresses(s3: Any) -> None:
         assert part.path in printed.splitlines()[-1]
 
 
+def test_the_tables_under_a_root_are_listed(table: Table) -> None:
+    root = Path(table.uri).parent
+    Table.create(root / "below" / "empty")
+    heading, _, full, empty = run("list", root).stdout.splitlines()
+    assert heading.split() == ["rows", "parts", "size", "newest", "part", "table"]
+    assert empty.split() == ["0", "0", "0", "B", str(root / "below" / "empty")]
+    assert full.split()[:2] == ["4", "3"]
+    assert full.endswith(table.uri)
+    (root / "below" / "empty" / "_table.json").write_text("{")
+    result = run("list", root, status=2)
+    assert (len(result.stdout.splitlines()), result.stderr.startswith("error: ")) == (3, True)
+    [sound, broken] = run_json("list", root, status=2)
+    assert (broken["rows"], sound["rows"], sound["error"]) == (None, 4, None)
+    assert run("list", root / "nothing").stdout == f"No table is at {root / 'nothing'} or below it.\n"
+
+
 def test_partitions_are_summed_up(table: Table) -> None:
     k0, k1 = run_json("partitions", table.uri)
     of_k0 = [p for p in table.snapshot().parts if p.partition == "k=0"]

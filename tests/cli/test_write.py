@@ -87,11 +87,18 @@ def test_create_applies_the_merging_flags(tmp_path: Path) -> None:
         (["--bloom-filters", "a,b"], "Write --bloom-filters a --bloom-filters b"),
         (["--column", "a=DOUBLE", "--bloom-filters", "a"], "Remove it from bloom_filters"),
         (["--merge-by", "a", "--merge-sum", "n, m"], "Write --merge-sum n --merge-sum m"),
+        (["--sort-by", "b", "--column", "a=INT", "--schema-policy", "declared"], "sort_by names 'b', and neither"),
     ],
 )
 def test_an_invalid_spec_creates_nothing(tmp_path: Path, flags: list[str], message: str) -> None:
     assert message in error_of("create", tmp_path / "table", *flags)
     assert objects(tmp_path) == []
+
+
+def test_create_warns_about_an_undeclared_sort_column(tmp_path: Path) -> None:
+    warned = run("create", tmp_path / "a", "--column", "a=INT", "--sort-by", "a", "--sort-by", "b").stderr
+    assert warned.startswith("warning: --sort-by names 'b', which no --column declares.")
+    assert run("create", tmp_path / "b", "--sort-by", "b").stderr == ""  # the first rows define the columns
 
 
 @pytest.mark.long

@@ -183,6 +183,23 @@ def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> N
     assert "icedb.errors.IceDBError" in notes[-1]
 
 
+def _packages_of(extra: str) -> set[str]:
+    """Return the packages that an extra names, and those of the extras that it includes."""
+    packages = set()
+    for wanted in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        packages |= set().union(*map(_packages_of, wanted.extras)) if wanted.name == PROJECT["name"] else {wanted.name}
+    return packages
+
+
+def test_an_extra_installs_neither_spark_nor_dagster_unless_it_is_for_them() -> None:
+    development = {"demo", "bench", "dev", "ui", "dbt-tests"}
+    with_package = {
+        name: {e for e in PROJECT["optional-dependencies"] if name in _packages_of(e)} - development
+        for name in ("pyspark", "dagster")
+    }
+    assert with_package == {"pyspark": {"spark", "dagster-spark"}, "dagster": {"dagster", "aws", "dagster-spark"}}
+
+
 def test_every_extra_has_a_smoke_of_its_own() -> None:
     assert SMOKES.keys() == set(extras())
 

@@ -33,7 +33,7 @@ PUBLIC = {
             StoreUnavailable SymbolicLink TableExists TableNotFound TooManyColumns TooManyPartitions
             UncoordinatedMaintenance UnknownColumn UnsupportedStore UnsupportedType WriterClosed
         """,
-        "icedb.spark": "SparkEngine frame read register upsert write",
+        "icedb.spark": "SparkEngine frame read register translate_error upsert write",
         "icedb.testing": """
             ClockedStore Crash Fault FaultyStore Kind ManualClock Request SkewedClock check_sound
             create_table live_to_v3_readers open_table

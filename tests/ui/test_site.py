@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.pages.test_site import SEARCHES
 from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
 from tests.ui.conftest import LocalPage, brightness
@@ -52,6 +54,17 @@ def test_no_page_cuts_its_code_or_tables_and_none_scrolls_sideways(site: Path, b
                 cut[name] = parts
         page.close()
     assert (cut, wide) == ({}, {})
+
+
+def test_the_first_result_of_a_search_is_the_page_of_the_word(site: Path, browser: Browser) -> None:
+    local = LocalPage(browser, site / "index.html")
+    for word, (_, expected) in SEARCHES.items():
+        search = local.page.get_by_role("textbox", name="Search")
+        search.fill("")
+        search.press_sequentially(word)
+        first = local.page.locator("[data-md-component=search-result] .md-search-result__link").first
+        expect(first).to_have_attribute("href", re.compile(rf"(^|/){re.escape(expected)}"))
+    local.close()
 
 
 @pytest.fixture(scope="module")

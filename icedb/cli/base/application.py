@@ -16,14 +16,17 @@ from datetime import timedelta
 from enum import IntEnum
 from functools import wraps
 from traceback import print_exception
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
 
 import typer
 from rich.text import Text
+from typer._completion_classes import completion_init
+from typer.completion import install_callback, show_callback
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from icedb import __version__
+from icedb.cli.base.interruption import Interrupted, explain_interruption
 from icedb.cli.render.outcomes import outcome_of
 from icedb.cli.render.output import error_output, one_line, print_message
 from icedb.cli.render.progress_bars import bars
@@ -31,6 +34,7 @@ from icedb.cli.render.report_text import print_details, show
 from icedb.errors import CorruptionError, IceDBError, InvalidOption, OutcomeUnknownError, RetryableError
 from icedb.util.clock import SystemClock
 from icedb.util.durations import DURATION, parse_duration
+from icedb.util.sizes import parse_size
 from icedb.util.times import AsOf, as_of_ms, parse_as_of
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ __all__ = [
     "duration",
     "limit",
     "run",
+    "size",
     "time_option",
     "verb",
 ]
@@ -59,6 +64,9 @@ __all__ = [
 INSPECT, WRITE, MAINTAIN, SERVE = "Inspect", "Write", "Maintain", "Serve"
 #: The panel of the flags that make a `Connection`.
 CONNECTION = "Connection"
+
+#: The shells with completion.
+Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +101,7 @@ EXIT_STATUSES = (
 )
 
 #: The names of verbs in other systems.
-OTHER_NAMES = {"compact": "merge", "optimize": "merge", "vacuum": "cleanup"}
+OTHER_NAMES = {"compact": "merge", "ls": "list", "optimize": "merge", "vacuum": "cleanup"}
 
 
 class _Verbs(TyperGroup):
@@ -120,6 +128,9 @@ class _Verbs(TyperGroup):
         except typer.Abort:  # end of input or Ctrl-C at the prompt, whose line is still open
             typer.echo(err=True)
             _decline()
+        except Interrupted as interruption:
+            print_message(Text(str(interruption)))
+            raise typer.Exit(Exit.INTERRUPTED) from None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush does not fail
             raise typer.Exit(Exit.PIPE_CLOSED) from None
@@ -159,8 +170,10 @@ app = typer.Typer(
     help="Inspect, write, maintain and serve IceDB tables. A table's URI is s3://bucket/prefix or a folder.",
     epilog=EXIT_STATUSES,
     no_args_is_help=True,
+    add_completion=False,  # the options below name the shell; typer's would guess it from the parent process
     pretty_exceptions_enable=False,
 )
+completion_init()
 
 
 def _print_version(requested: bool) -> None:
@@ -174,6 +187,24 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    install_completion: Annotated[
+        Shell | None,
+        typer.Option(
+            "--install-completion",
+            callback=install_callback,
+            is_eager=True,
+            help="Install the completion of verbs, flags and values for this shell.",
+        ),
+    ] = None,
+    show_completion: Annotated[
+        Shell | None,
+        typer.Option(
+            "--show-completion",
+            callback=show_callback,
+            is_eager=True,
+            help="Print the completion script.",
+        ),
+    ] = None,
 ) -> None:
     pass
 
@@ -186,6 +217,16 @@ def _duration_ms(text: str) -> int:
         return round(parse_duration(text) / timedelta(milliseconds=1))
     except InvalidOption as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _bytes(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except InvalidOption as error:
+        raise typer.BadParameter(str(error)) from None
+    if size < 1:
+        raise typer.BadParameter(f"{text!r} is below 1 byte.")
+    return size
 
 
 def _time(text: str) -> AsOf:
@@ -211,6 +252,15 @@ Yes = Annotated[
 def duration(flag: str, text: str, *, default: str) -> Any:
     """Return an option for a duration, which the verb gets in milliseconds. `default`: text for the help."""
     return typer.Option(flag, parser=_duration_ms, metavar="DURATION", help=text, show_default=default)
+
+
+#: The forms of a size, for the help.
+SIZES = "Bytes, or with a unit: 64MB, 1GiB."
+
+
+def size(flag: str, text: str, *, default: str) -> Any:
+    """Return an option for a number of bytes, with or without a unit. `default`: text for the help."""
+    return typer.Option(flag, parser=_bytes, metavar="SIZE", help=f"{text} {SIZES}", show_default=default)
 
 
 def limit(text: str, *, default: str) -> Any:
@@ -306,8 +356,10 @@ def verb(panel: str, example: str) -> Callable[[F], F]:
         example: a whole command. Its second word is the name of the verb, and the help of the verb ends with it.
     """
 
+    verb_name = example.split()[1]
+
     def decorate(function: F) -> F:
-        register = app.command(example.split()[1], rich_help_panel=panel, epilog=f"Example: {example}")
+        register = app.command(verb_name, rich_help_panel=panel, epilog=f"Example: {example}")
         hints = get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
         shared = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
@@ -317,9 +369,14 @@ def verb(panel: str, example: str) -> Callable[[F], F]:
 
         @wraps(function)
         def with_shared(**arguments: Any) -> Any:
-            for name, flags in shared.items():
-                arguments[name] = flags(**{field.name: arguments.pop(field.name) for field in fields(flags)})
-            with arguments["connection"].in_force(), bars(enabled=not arguments.get("json")):
+            for parameter, flags in shared.items():
+                arguments[parameter] = flags(**{field.name: arguments.pop(field.name) for field in fields(flags)})
+            changed = None if panel == INSPECT else arguments.get("uri")
+            with (
+                arguments["connection"].in_force(),
+                explain_interruption(verb_name, changed),
+                bars(enabled=not arguments.get("json")),
+            ):
                 return function(**arguments)
 
         keyword = inspect.Parameter.KEYWORD_ONLY

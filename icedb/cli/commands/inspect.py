@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, duration, limit, verb
+from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, duration, limit, size, verb
 from icedb.cli.render.output import output, print_message, write_json
 from icedb.cli.render.report_text import show
 from icedb.util.complete_files import complete_file
@@ -33,13 +33,13 @@ class ThresholdFlags:
         Any, duration("--hot", "Treat a partition as hot for this time after its last rows.", default="1h")
     ] = None
     part_bytes_max: Annotated[
-        int | None, limit("Count a part below this number of bytes as small.", default="128 MiB")
+        Any, size("--part-bytes-max", "Count a part below this size as small.", default="128 MiB")
     ] = None
     log_files: Annotated[int | None, limit("Set the threshold for log files that each open reads.", default="64")] = (
         None
     )
     expired_bytes: Annotated[
-        int | None, limit("Set the threshold for bytes that cleanup would delete.", default="4,000,000,000")
+        Any, size("--expired-bytes", "Set the threshold for the bytes that cleanup would delete.", default="4 GB")
     ] = None
     expired_objects: Annotated[
         int | None, limit("Set the threshold for objects that cleanup would delete.", default="2,000")

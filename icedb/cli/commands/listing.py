@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import INSPECT, Connection, Json, Uri, time_option, verb
-from icedb.cli.render.output import output, write_json
+from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, time_option, verb
+from icedb.cli.render.output import one_line, output, print_message, write_json
 from icedb.cli.render.text_tables import Cell, print_list
+from icedb.errors import IceDBError
 from icedb.util.counts import count_text, number_text, size_text
 from icedb.util.times import iso_text
 
@@ -17,8 +18,53 @@ if TYPE_CHECKING:
     from icedb.reader.history import LogFileInfo
     from icedb.storage.parts import Part
 
+#: The figures of a table that `list` prints.
+_TABLE_FIELDS = ("uri", "rows", "parts", "bytes", "newest_part_ms", "error")
 # Paths in one write to standard output.
 _PATHS_PER_WRITE = 10_000
+
+
+@verb(INSPECT, "icedb list s3://lake")
+def list_tables(
+    connection: Connection,
+    root: Annotated[str, typer.Argument(help="A folder, s3://bucket or s3://bucket/prefix.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """List the tables under a root, with their rows, parts and bytes. Exit with status 2 if one cannot be read."""
+    from icedb.reader.find_tables import find_tables
+
+    listed = [_figures(connection, uri) for uri in find_tables(root)]
+    failed = [one for one in listed if one["error"] is not None]
+    if json:
+        write_json(listed)
+    elif not listed:
+        output().print(Text(f"No table is at {root} or below it."), soft_wrap=True)
+    else:
+        print_list(
+            output(),
+            [">rows", ">parts", ">size", "newest part", "table"],
+            (
+                [number_text(t["rows"]), number_text(t["parts"]), size_text(t["bytes"] or 0),
+                 iso_text(t["newest_part_ms"], timespec="seconds") if t["newest_part_ms"] else "", t["uri"]]
+                for t in listed if t["error"] is None
+            ),
+            optional=[(3,), (1,)],
+        )  # fmt: skip
+    for one in failed:
+        print_message(Text.assemble(("error: ", "bold red"), one["error"]))
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _figures(connection: Connection, uri: str) -> dict[str, Any]:
+    """Return the figures of a table, or the error if it cannot be read, so that the others are still listed."""
+    try:
+        snapshot = connection.open(uri).snapshot()
+    except IceDBError as error:
+        return dict.fromkeys(_TABLE_FIELDS) | {"uri": uri, "error": one_line(error)}
+    newest_ms = max((part.created_ms for part in snapshot.parts), default=None)
+    size = sum(part.bytes for part in snapshot.parts)
+    return dict(zip(_TABLE_FIELDS, (uri, snapshot.rows, len(snapshot.parts), size, newest_ms, None), strict=True))
 
 
 @verb(INSPECT, "icedb parts s3://lake/events --partition d=2026-11-21")

@@ -12,7 +12,19 @@ import msgspec
 import typer
 from rich.text import Text
 
-from icedb.cli.base.application import MAINTAIN, Connection, DryRun, Json, Uri, Yes, duration, run, time_option, verb
+from icedb.cli.base.application import (
+    MAINTAIN,
+    Connection,
+    DryRun,
+    Json,
+    Uri,
+    Yes,
+    duration,
+    run,
+    size,
+    time_option,
+    verb,
+)
 from icedb.cli.render.command_reports import UnpinReport
 from icedb.cli.render.outcomes import outcome_of, wait_text
 from icedb.cli.render.output import one_line, print_message
@@ -52,8 +64,7 @@ def merge(
         typer.Option(help="Merge the oldest or the newest partitions first; both: alternate, with --watch."),
     ] = "oldest",
     part_bytes_max: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="BYTES", help="Merge parts below this size.", show_default="128 MiB"),
+        int | None, size("--part-bytes-max", "Merge parts below this size.", default="128 MiB")
     ] = None,
     max_time: Annotated[
         int | None,

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from rich.text import Text
 
 from icedb.cli.base.application import WRITE, Connection, DryRun, Json, Uri, Yes, run, verb
 from icedb.cli.base.inputs import Files, Format, OnConflict, Transaction, rows_of
 from icedb.cli.base.spec_options import SpecFlags, several
 from icedb.cli.render.command_reports import CreateReport, WriteReport
+from icedb.cli.render.output import print_message
 from icedb.cli.render.report_text import show
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, InvalidURI
 
 if TYPE_CHECKING:
     from icedb.format.table_spec import TableSpec
@@ -48,6 +50,13 @@ def create(
     options = layout.options()
     options["timing"] = layout.timing(Timing())
     table = Table.create(uri, log_uri=log_uri, dry_run=dry_run, **options)
+    undeclared = [c for c in table.spec.sort_by if table.spec.columns and c not in table.spec.columns]
+    if undeclared:  # with `--schema-policy declared` it is an error
+        names = ", ".join(f"'{c}'" for c in undeclared)
+        print_message(
+            Text.assemble(("warning: ", "bold yellow"), f"--sort-by names {names}, which no --column declares. The ",
+                          "first insert is rejected unless its rows have that column.")
+        )  # fmt: skip
     show(CreateReport(table.uri, spec_document(table.spec), dry_run), json=json)
 
 
@@ -126,11 +135,23 @@ def overwrite(
 # ------------------------------------------------------------------------------------------------ import
 
 
-@verb(WRITE, "icedb import s3://raw/events s3://lake/events --create")
+def _table_exists(uri: str) -> bool:
+    """Whether a table is at an address, which may also be a file or a glob of Parquet files."""
+    from icedb.table import Table
+
+    try:
+        return Table.exists(uri)
+    except InvalidURI:
+        return False
+
+
+@verb(WRITE, "icedb import s3://lake/events s3://raw/events --create")
 def import_files(
     connection: Connection,
-    source: Annotated[str, typer.Argument(help="Folder, bucket prefix, file or glob of Parquet.")],
     uri: Uri,
+    source: Annotated[
+        str, typer.Argument(help="Folder, bucket prefix, file or glob of Parquet files.", show_default=False)
+    ],
     create: Annotated[bool, typer.Option("--create", help="Create the table with the layout of the files.")] = False,
     sort_by: Annotated[
         list[str] | None,
@@ -153,8 +174,14 @@ def import_files(
     if sort_by and not create:
         raise typer.BadParameter("--sort-by requires --create. An existing table has its own sort columns.")
 
+    exists = _table_exists(uri)
+    if not exists and _table_exists(source):
+        raise typer.BadParameter(
+            f"'{source}' is a table, and '{uri}' is not. The table comes first: icedb import {source} {uri}"
+        )
+
     def operation(dry: bool) -> object:
-        if create and not Table.exists(uri):
+        if create and not exists:
             return Table.create_from_files(
                 uri, source, sort_by=sort_by or (), trust_paths=trust_paths, verify=verify, dry_run=dry
             )

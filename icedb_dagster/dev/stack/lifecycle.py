@@ -50,7 +50,8 @@ def up(
     layout = open_layout(project_dir)
     if set(services) - {"postgres"} and not layout.workspace.is_file():
         raise StackError(
-            f"{layout.workspace} is missing, which names the code for Dagster's web server and daemon. Create it"
+            f"{layout.workspace} is missing, which names the code for Dagster's web server and daemon. Run this "
+            "command in the folder of a project, or create a project first: icedb-dagster init FOLDER"
         )
     layout.create()
     with layout.locked(progress=progress):

@@ -182,6 +182,14 @@ def test_dg_and_workspace_yaml_use_the_same_location_name() -> None:
     assert json.dumps(config["cli"]) == '{"telemetry": {"enabled": false}}'
 
 
+def test_each_verb_has_an_example_that_parses() -> None:
+    commands: Any = typer.main.get_command(app)
+    for name, verb in commands.commands.items():
+        program, example_name, *words = shlex.split(verb.epilog.removeprefix("Example: "))
+        assert (program, example_name) == ("icedb-dagster", name)
+        verb.make_context(name, words)
+
+
 def test_the_page_on_running_lists_every_command_and_valid_options() -> None:
     page = REPOSITORY / "docs" / "running.md"
     commands: Any = typer.main.get_command(app)

@@ -597,6 +597,7 @@ def test_invalid_arguments_are_reported_in_one_line(tmp_path: Path, command: Com
     empty = command("up", "-d", tmp_path)
     assert empty.returncode == 1
     assert empty.stderr.startswith(f"error: {tmp_path / 'workspace.yaml'} is missing")
+    assert "icedb-dagster init FOLDER" in empty.stderr
     assert list(tmp_path.iterdir()) == []
     # An invalid address does not prevent a stop.
     assert command("down", "-d", tmp_path, ICEDB_POSTGRES_URL="rubbish").stdout == "Nothing was running\n"

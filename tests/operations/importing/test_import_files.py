@@ -805,7 +805,7 @@ def test_an_import_whose_copies_fail_commits_nothing(clocked: ClockedStore, cloc
 
 
 def command(*arguments: object, status: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["import", *map(str, arguments), "--json"])
+    result = CliRunner().invoke(app, ["import", *map(str, arguments), "--json", "--yes"])
     assert result.exit_code == status, result.output
     return json.loads(result.stdout) if status == 0 else result.output
 
@@ -814,16 +814,17 @@ def command(*arguments: object, status: int = 0) -> Any:
 @pytest.mark.long
 def test_the_command_creates_the_table_and_imports(local: Place) -> None:
     put_files(beside(local), DAYS)
-    assert command(beside(local), local.uri, "--create", "--dry-run")["rows"] == 4
-    assert "there is no table" in command(beside(local), local.uri, status=2)
-    report = command(beside(local), local.uri, "--create", "--sort-by", "n", "--verify")
+    assert command(local.uri, beside(local), "--create", "--dry-run")["rows"] == 4
+    assert "there is no table" in command(local.uri, beside(local), status=2)
+    report = command(local.uri, beside(local), "--create", "--sort-by", "n", "--verify")
     assert (report["rows"], len(report["copied"]), report["dry_run"]) == (4, 3, False)
     assert rows(Table.open(local.uri)) == ROWS
-    again = command(beside(local), local.uri, "--create")
+    again = command(local.uri, beside(local), "--create")
     assert [s["reason"] for s in again["skipped"]] == ["the table has it already"] * 3
-    assert "requires --create" in command(beside(local), local.uri, "--sort-by", "n", status=2)
-    output = CliRunner().invoke(app, ["import", beside(local), local.uri, "--trust-paths", "--first-time"]).stdout
-    assert "the table has it already" in output
+    assert "The table comes first" in command(beside(local), local.uri, status=2)
+    assert "requires --create" in command(local.uri, beside(local), "--sort-by", "n", status=2)
+    flags = ["--trust-paths", "--first-time", "--yes"]
+    assert "the table has it already" in CliRunner().invoke(app, ["import", local.uri, beside(local), *flags]).stdout
 
 
 @pytest.mark.sampled(cases=1)
@@ -852,9 +853,12 @@ def test_an_invalid_source_address_is_rejected(source: Any, local: Place) -> Non
 
 def test_the_command_reports_ignored_options_and_files(local: Place) -> None:
     put_files(beside(local), DAYS)
-    command(beside(local), local.uri, "--create", "--sort-by", "n")
-    assert len(command(beside(local), local.uri, "--create", "--sort-by", "n")["skipped"]) == 3
-    output = command(beside(local), local.uri, "--create", "--sort-by", "s", status=2)
+    command(local.uri, beside(local), "--create", "--sort-by", "n")
+    assert len(command(local.uri, beside(local), "--create", "--sort-by", "n")["skipped"]) == 3
+    output = command(local.uri, beside(local), "--create", "--sort-by", "s", status=2)
     assert "--sort-by differs from the sort columns of the existing table" in output
-    output = command(local.uri, f"{local.uri}2", "--create", status=2)
-    assert "names that begin with _ or . are left out" in output
+    hidden = Path(f"{local.uri}3", "_hidden")
+    hidden.mkdir(parents=True)
+    (hidden / "a.parquet").write_bytes(b"no data")
+    assert "names that begin with _ or . are left out" in command(local.uri, hidden.parent, status=2)
+    assert "The table comes first" in command(f"{local.uri}2", local.uri, "--create", status=2)
