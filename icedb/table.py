@@ -173,7 +173,9 @@ class Table:
             UnsupportedStore: The store has no create-only puts, or cannot put an object whole.
 
         Example:
-            >>> table = icedb.Table.create("s3://lake/events", partition_by=["ts::DATE AS d"], sort_by=["user", "ts"])
+            >>> table = icedb.Table.create(
+            ...     "s3://lake/events", partition_by=["ts::DATE AS d"], sort_by=["user", "ts"]
+            ... )
         """
         location = with_log(parse_location(uri, storage_options, credential_provider), log_uri, log_storage_options)
         spec = TableSpec(
@@ -337,8 +339,8 @@ class Table:
             StaleView: The rows are committed, but a view of the table lacks them.
 
         Example:
-            >>> commit = table.insert([{"ts": datetime(2026, 11, 21), "user": 7, "event": "open"}], txn=("loader", 1))
-            >>> commit.rows
+            >>> rows = [{"ts": datetime(2026, 11, 21), "user": 7, "event": "open"}]
+            >>> table.insert(rows, txn=("loader", 1)).rows
             1
         """
         if txn is not None:
@@ -457,7 +459,8 @@ class Table:
             TableExists: A table of that name exists.
 
         Example:
-            >>> view = table.create_view("daily", "SELECT user, count(*) AS n FROM _rows GROUP BY ALL")
+            >>> counts = "SELECT user, count(*) AS n FROM _rows GROUP BY ALL"
+            >>> view = table.create_view("daily", counts)
         """
         change = spec_change(
             self.uri,
@@ -550,7 +553,8 @@ class Table:
             InvalidOption, SnapshotExpired: As for `snapshot`.
 
         Example:
-            >>> table.query("SELECT event, count(*) FROM t GROUP BY ALL", where="user = 7").fetchall()
+            >>> counts = "SELECT event, count(*) FROM t GROUP BY ALL"
+            >>> table.query(counts, where="user = 7").fetchall()
             [('open', 1)]
         """
         return self.snapshot(as_of).query(sql, where=where, sandbox=sandbox)
@@ -660,7 +664,8 @@ class Table:
             SchemaConflict: Log files record different types for one column.
 
         Example:
-            >>> [recommendation.due for recommendation in table.health(icedb.Thresholds(hot_parts=8)).recommendations]
+            >>> health = table.health(icedb.Thresholds(hot_parts=8))
+            >>> [recommendation.due for recommendation in health.recommendations]
             ['merge_newest']
         """
         return examine(self._handle, thresholds)

@@ -153,7 +153,9 @@ def upsert(
         IceDBError: as for `Table.upsert`.
 
     Example:
-        icedb.spark.upsert(changes, "s3://lake/users", on=["id"], delete_where="op = 'd'", order_by=["ts_ms"])
+        icedb.spark.upsert(
+            changes, "s3://lake/users", on=["id"], delete_where="op = 'd'", order_by=["ts_ms"]
+        )
     """
     from icedb.spark import upsert_frames
     from icedb.spark.spark_engine import MEMORY_BYTES
@@ -214,7 +216,9 @@ def read(
         IceDBError: as for `Table.open` and `Table.snapshot`.
 
     Example:
-        df = icedb.spark.read(spark, "s3://lake/events", where="d >= DATE '2026-11-01'", columns=["user_id"])
+        df = icedb.spark.read(
+            spark, "s3://lake/events", where="d >= DATE '2026-11-01'", columns=["user_id"]
+        )
     """
     from icedb.table import Table
 

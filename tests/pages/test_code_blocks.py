@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 from collections.abc import Iterator
 
 import pytest
 
+from docs_site.docstring_examples import with_fences
 from tests.support.site.pages import DOCS, ROOT
 
 COLUMNS_MAX = 88
@@ -38,6 +41,18 @@ def too_wide(page: str) -> Iterator[str]:
 def test_the_code_of_the_pages_has_at_most_88_columns() -> None:
     wide = {page.relative_to(ROOT).as_posix(): list(too_wide(page.read_text())) for page in PAGES}
     assert {page: lines for page, lines in wide.items() if lines} == {}
+
+
+def test_the_examples_of_docstrings_have_at_most_88_columns() -> None:
+    wide = []
+    for name in ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs"):
+        for module in sorted((ROOT / name).rglob("*.py")):
+            for node in ast.walk(ast.parse(module.read_text())):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    fenced = with_fences(f"{ast.get_docstring(node)}\n")
+                    blocks = textwrap.dedent(fenced.partition("Example:\n")[2])
+                    wide += [(module.name, node.name, line) for line in too_wide(blocks)]
+    assert wide == []
 
 
 @pytest.mark.parametrize(("language", "lines"), [("python", 2), ("sh", 2), ("text", 2), ("", 2), ("jsonl", 0)])

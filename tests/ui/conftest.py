@@ -102,6 +102,10 @@ def brightness(page: Page) -> int:
     return int(page.evaluate(f"{background}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0)"))
 
 
+# A column of the documentation is 750 pixels wide.
+WIDTH_MAX = 1_000
+
+
 class Pictures:
     """Takes pictures for the documentation."""
 
@@ -109,12 +113,21 @@ class Pictures:
         self.folder = folder
         self.taken: list[str] = []
 
-    def take(self, name: str, of: Any) -> None:
-        """Take a picture of a page or an element after it has settled."""
+    def take(self, name: str, of: Any, crop: tuple[int, int, int, int] | None = None) -> None:
+        """Take a picture of a page or an element after it has settled.
+
+        `crop`: the left, top, right and bottom of what a page of the documentation shows. With at most WIDTH_MAX pixels
+        its text can be read there.
+        """
         page = of if isinstance(of, Page) else of.page
         page.mouse.move(0, 0)
         page.wait_for_timeout(1500)  # icons and fonts come late, and tooltips go late
-        of.screenshot(path=self.folder / f"ui-{name}.png", animations="disabled")
+        path = self.folder / f"ui-{name}.png"
+        of.screenshot(path=path, animations="disabled")
+        with Image.open(path) as taken:
+            cropped = taken.crop(crop or (0, 0, *taken.size))
+        assert cropped.width <= WIDTH_MAX, f"{name} is {cropped.width} pixels wide. Crop it."
+        cropped.save(path)
         self.taken.append(name)
 
     def publish(self, folder: Path) -> None:
