@@ -19,6 +19,7 @@ import msgspec
 import typer
 
 from benchmarks.harness.figures import OURS, Check, Curve, Finding, Plan, Step, Way
+from benchmarks.harness.plots import LEGEND, figure_of, goal_line, save
 from icedb.format.records import Marker
 from icedb.format.timing import DAY_MS, MINUTE_MS
 from icedb.operations.commits.actions import Append
@@ -29,6 +30,7 @@ from icedb.testing import ClockedStore, ManualClock, create_table
 from icedb.transaction.append import append
 from icedb.transaction.exclusive import commit_exclusive
 from icedb.transaction.table_handle import Handle
+from icedb.util.plot_style import SERIES, title, with_grid
 from icedb.writer.part_writer import WrittenParts
 
 __all__ = ["LOG_GOAL", "MIXES", "PARTS_GOAL", "Life", "Mix", "Point", "draw", "finding", "live", "measure"]
@@ -346,32 +348,27 @@ def _described(mix: Mix) -> str:
 
 def draw(lives: Sequence[Life], folder: Path) -> None:
     """Draw `life-written-again.png`: the rewritten bytes of all lives, and the log files that readers open."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (parts, log, files) = plt.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
-    for life in lives:
-        x = [p.commits for p in life.points]
-        parts.plot(x, [p.parts_ratio for p in life.points], label=life.mix.name)
-        log.plot(x, [p.log_ratio for p in life.points], label=life.mix.name)
-        files.plot(x, [p.log_files for p in life.points], label=life.mix.name)
-    for axes, title, goal in (
-        (parts, "parts: bytes written again per byte inserted", PARTS_GOAL),
-        (log, "log: bytes written again per byte of appends", LOG_GOAL),
-        (files, "log files that an opening of the table reads", None),
+    parts_most = max(life.points[-1].parts_ratio for life in lives)
+    log_most = max(life.points[-1].log_ratio for life in lives)
+    figure, panels = figure_of(
+        f"Maintenance writes rows {parts_most:.1f} times again at most, and the log {log_most:.1f} times",
+        height=3,
+        columns=3,
+    )
+    for panel, head, goal, values in (
+        (panels[0], "parts: bytes per inserted byte", PARTS_GOAL, [[p.parts_ratio for p in x.points] for x in lives]),
+        (panels[1], "log: bytes per appended byte", LOG_GOAL, [[p.log_ratio for p in x.points] for x in lives]),
+        (panels[2], "log files that an opening reads", None, [[p.log_files for p in x.points] for x in lives]),
     ):
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("commits")
-        axes.grid(alpha=0.3)
+        for life, colour, line in zip(lives, SERIES, values, strict=False):
+            panel.plot([p.commits for p in life.points], line, color=colour, linewidth=1.4, label=life.mix.name)
         if goal is not None:
-            axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label="goal")
-        axes.set_ylim(bottom=0)
-    parts.legend(fontsize=8)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / "life-written-again.png", dpi=110)
-    plt.close(figure)
+            goal_line(panel, goal, "goal")
+        panel.set_xlabel("commits")
+        panel.set_ylim(bottom=0)
+        title(with_grid(panel), head)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", **LEGEND, ncols=len(lives) + 1)
+    save(figure, folder / "life-written-again.png")
 
 
 def main(

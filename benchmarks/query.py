@@ -27,10 +27,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
+from benchmarks.harness.plots import LEGEND, bars, figure_of, goal_line, save
 from benchmarks.harness.rounds import run_rounds
 from benchmarks.queries import selective, tpch
 from benchmarks.queries.selective import QueryCost, RefreshCost
 from benchmarks.queries.tpch import Ratios
+from icedb.util.plot_style import INK, TEXT_SIZE, title, with_grid
 
 __all__ = ["QueryResults", "QueryRun", "as_grids", "as_json", "draw", "measure"]
 
@@ -185,26 +187,18 @@ def as_json(measured: QueryResults) -> dict[str, Any]:
 
 def draw(measured: QueryResults, target: Path) -> None:
     """Draw the ratios of the queries, and below them the opened parts and the time of selective queries."""
-    from matplotlib.figure import Figure  # measurements alone do not need it
-
-    colours = ["#8a8f98", "#2b6ca3", "#d9822b", "#5c8a4d"]
     plan = measured.plan
-    figure = Figure(figsize=(11, 7.4), layout="constrained")
-    (above,), (below,) = figure.subfigures(2, 1, squeeze=False)
-    queries = above.subplots()
-    numbers = list(measured.tpch[0].queries)
-    width = 0.8 / len(measured.tpch)
-    for n, ratios in enumerate(measured.tpch):
-        at = [x + (n - (len(measured.tpch) - 1) / 2) * width for x in range(len(numbers))]
-        label = f"{ratios.way}, {ratios.layout}: {ratios.total:.2f}"
-        queries.bar(at, ratios.queries.values(), width, color=colours[n % len(colours)], label=label)
-    queries.axhline(1, color="black", linewidth=0.8)
-    queries.axhline(tpch.GOAL, color="#b03a48", linewidth=0.8, linestyle="--")
-    queries.set_xticks(range(len(numbers)), [str(n) for n in numbers])
-    queries.set_title(f"TPC-H {plan.scale:g}: time beside the bare files' (all 22 queries in the legend)", fontsize=10)
-    queries.set_ylabel("ratio")
-    left, right = below.subplots(1, 2)
-    for panel, measurement, value, title, unit in (
+    totals = sorted(ratios.total for ratios in measured.tpch)
+    figure, (queries, left, right) = figure_of(
+        f"TPC-H takes {totals[0]:.2f} to {totals[-1]:.2f} times the time of the bare files", height=6, mosaic="qq;lr"
+    )
+    ratios_by_way = {f"{r.way}, {r.layout}: {r.total:.2f}": list(r.queries.values()) for r in measured.tpch}
+    bars(queries, [str(n) for n in measured.tpch[0].queries], ratios_by_way)
+    queries.axhline(1, color=INK, linewidth=0.8)
+    goal_line(queries, tpch.GOAL, "goal")
+    title(queries, f"TPC-H {plan.scale:g}, its 22 queries")
+    queries.set_ylabel("ratio to the bare files")
+    for panel, measurement, value, head, unit in (
         (left, measured.local, _files, f"a folder, {measured.local[0].parts:,} parts", "parts opened"),
         (
             right,
@@ -214,26 +208,23 @@ def draw(measured: QueryResults, target: Path) -> None:
             "seconds, opening the table included",
         ),
     ):
-        names = list(dict.fromkeys(a.question for a in measurement))
         ways = list(dict.fromkeys(a.way for a in measurement))
-        width = 0.8 / len(ways)
-        for n, way in enumerate(ways):
-            values = [value(a) for a in measurement if a.way == way]
-            at = [x + (n - (len(ways) - 1) / 2) * width for x in range(len(names))]
-            bars = panel.bar(at, values, width, color=colours[n % len(colours)], label=way)
-            panel.bar_label(bars, [f"{v:,.2g}" if v < 10 else f"{v:,.0f}" for v in values], fontsize=7)
+        values = {way: [value(a) for a in measurement if a.way == way] for way in ways}
+        for drawn in bars(panel, list(dict.fromkeys(a.question for a in measurement)), values):
+            heights = [bar.get_height() for bar in drawn]
+            panel.bar_label(
+                drawn, [f"{v:,.2g}" if v < 10 else f"{v:,.0f}" for v in heights], fontsize=TEXT_SIZE - 1, color=INK,
+                rotation=90, padding=2,
+            )  # fmt: skip
         panel.set_yscale("log")
-        panel.set_xticks(range(len(names)), names)
-        panel.set_title(title, fontsize=10)
+        panel.margins(y=0.2)
+        title(panel, head)
         panel.set_ylabel(unit)
     for panel in (queries, left, right):
-        panel.grid(axis="y", color="#e3e5e8", linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-    queries.legend(frameon=False, fontsize=8, ncols=2)
-    below.legend(*right.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize=8, ncols=4)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
+        with_grid(panel, "y")
+    queries.legend(loc="upper left", **LEGEND, ncols=3)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", **LEGEND, ncols=4)
+    save(figure, target)
 
 
 def _files(measurement: QueryCost) -> float:

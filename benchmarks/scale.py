@@ -23,10 +23,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
+from benchmarks.harness.plots import LEGEND, bars, figure_of, save
+from benchmarks.harness.words import number
 from benchmarks.scale_requests import Costs, read_costs, requests_of
 from icedb.format.timing import Timing
 from icedb.operations.retention.merge_log import LOG_FILES_MIN
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, TINY_BYTES, TieredMerge
+from icedb.util.plot_style import INK, SERIES, TEXT_SIZE, with_grid
 
 __all__ = ["LOADS", "Inputs", "Load", "MonthlyCosts", "Prices", "on_paper", "simulate"]
 
@@ -392,40 +395,43 @@ def _outcome(
 
 def draw(outcomes: Mapping[str, MonthlyCosts], inputs: Inputs, prices: Prices, folder: Path) -> None:
     """Draw `scale-money.png`, the costs of a month by kind, and `scale-interval.png`, the costs by commit interval."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)
     kinds = ("PUT", "LIST", "GET", "storage")
-    for place, kind in enumerate(kinds):
-        x = [n + (place - 1.5) * 0.2 for n in range(len(outcomes))]
-        axes.bar(x, [max(0.01, o.dollars.get(kind, 0.0)) for o in outcomes.values()], width=0.19, label=kind)
-    axes.set_yscale("log")
-    axes.set_xticks(range(len(outcomes)), list(outcomes))
-    axes.set_xlabel("events a second")
-    axes.set_ylabel("dollars a month")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(folder / "scale-money.png", dpi=110)
-    plt.close(figure)
-    figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)
+    names = list(outcomes)
+    shares = [outcomes[name].dollars.get("storage", 0.0) / outcomes[name].total_dollars for name in names]
+    figure, (panel,) = figure_of(
+        f"Storage is {shares[0]:.0%} of the costs at {names[0]} events a second, and {shares[1]:.0%} at {names[1]}",
+        height=3.6,
+    )
+    dollars = {kind: [max(0.01, outcome.dollars.get(kind, 0.0)) for outcome in outcomes.values()] for kind in kinds}
+    for drawn in bars(panel, names, dollars):
+        panel.bar_label(drawn, [number(bar.get_height()) for bar in drawn], fontsize=TEXT_SIZE - 1, color=INK)
+    panel.set_yscale("log")
+    panel.set_xlabel("events a second")
+    panel.set_ylabel("dollars a month")
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    with_grid(panel, "y")
+    figure.legend(loc="outside lower center", **LEGEND, ncols=len(kinds))
+    save(figure, folder / "scale-money.png")
+
     every = (0.5, 1, 2, 5, 10, 30, 60, 120, 300)
-    for rate in (1_000, 100_000):
-        months = [on_paper(Load(rate, s), inputs=inputs, prices=prices) for s in every]
-        axes.plot(
-            every, [m.total_dollars - m.dollars["storage"] for m in months], marker="o", label=f"{rate:,} events/s"
+    months = {rate: [on_paper(Load(rate, s), inputs=inputs, prices=prices) for s in every] for rate in (1_000, 100_000)}
+    lines = {rate: [m.total_dollars - m.dollars["storage"] for m in of_rate] for rate, of_rate in months.items()}
+    least = min(line[every.index(1)] / line[every.index(60)] for line in lines.values())
+    figure, (panel,) = figure_of(
+        f"Requests cost {math.floor(least)} times as much with a commit a second as with one a minute", height=3.6
+    )
+    for (rate, line), colour in zip(lines.items(), SERIES, strict=False):
+        panel.plot(
+            every, line, color=colour, linewidth=1.8, marker="o", markersize=4, label=f"{rate:,} events a second"
         )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("seconds between commits")
-    axes.set_ylabel("dollars of requests a month")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(folder / "scale-interval.png", dpi=110)
-    plt.close(figure)
+    for set_scale, axis in ((panel.set_xscale, panel.xaxis), (panel.set_yscale, panel.yaxis)):
+        set_scale("log")
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    panel.set_xlabel("seconds between commits")
+    panel.set_ylabel("dollars of requests a month")
+    with_grid(panel)
+    panel.legend(loc="upper right", **LEGEND)
+    save(figure, folder / "scale-interval.png")
 
 
 def main(

@@ -31,8 +31,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
+from benchmarks.harness.plots import LEGEND, figure_of, save
 from icedb import Table, Timing
 from icedb.spark.java import prepare_environment
+from icedb.util.plot_style import BLUE, INK, ORANGE, RED, SILVER, TEXT_SIZE, title, with_grid
 
 __all__ = ["StreamResults", "StreamRun", "draw", "measure"]
 
@@ -259,57 +261,50 @@ def _session(folder: Path) -> SparkSession:
 
 def draw(measured: StreamResults, target: Path) -> None:
     """Draw the latencies over time and by percentile, and below them the parts and log files of the table."""
-    from matplotlib.figure import Figure  # measurements alone do not need it
-
-    blue, orange, grey, red = "#2b6ca3", "#d9822b", "#8a8f98", "#b03a48"
     plan, latencies = measured.plan, measured.latencies
     minutes = [measured.minute(n) for n in range(plan.files)]
-    figure = Figure(figsize=(11, 6.6), layout="constrained")
-    axes = figure.subplots(2, 2, width_ratios=(3, 1), height_ratios=(3, 2), sharex="col", sharey="row")
-    figure.suptitle(
-        f"A Spark stream into an IceDB table: {plan.files} files of {plan.rows:,} events, one every {plan.pause:.3g} "
-        f"seconds; merged and cleaned up every {plan.maintain_every:.3g} seconds",
-        fontsize=11,
-    )
-
-    over_time, spread, counts, text_axes = axes[0][0], axes[0][1], axes[1][0], axes[1][1]
-    over_time.scatter(minutes, latencies, s=9, color=grey, alpha=0.6, linewidths=0, label="one file")
+    figure, (over_time, spread, counts, text_panel) = figure_of(
+        f"Half of the files can be read {percentile(latencies, 50):.2f} s after they arrive, and 99 % after "
+        f"{percentile(latencies, 99):.2f} s",
+        height=5.2, rows=2, columns=2, width_ratios=(3, 1), height_ratios=(3, 2), sharex="col", sharey="row",
+    )  # fmt: skip
+    over_time.scatter(minutes, latencies, s=8, color=SILVER, linewidths=0, label="one file")
     whole = sorted({int(m) for m in minutes})
     grouped = {w: [v for m, v in zip(minutes, latencies, strict=True) if int(m) == w] for w in whole}
-    for percent, colour, name in ((50, blue, "median of a minute"), (90, orange, "90th percentile of a minute")):
+    for percent, colour, name in ((50, BLUE, "median of a minute"), (90, ORANGE, "90th percentile of a minute")):
         line = [percentile(grouped[w], percent) for w in whole]
-        over_time.plot([w + 0.5 for w in whole], line, color=colour, linewidth=2, label=name)
+        over_time.plot([w + 0.5 for w in whole], line, color=colour, linewidth=1.8, label=name)
     over_time.set_ylabel("seconds from a file's arrival\nuntil its rows can be read")
     over_time.set_ylim(bottom=0)
 
     percents = [100 * (n + 1) / len(latencies) for n in range(len(latencies))]
-    spread.plot(percents, sorted(latencies), color=blue, linewidth=2)
-    spread.plot(PERCENTILES, [percentile(latencies, p) for p in PERCENTILES], "o", color=red, markersize=5)
-    spread.set_title("the same files, sorted", fontsize=10)
+    spread.plot(percents, sorted(latencies), color=BLUE, linewidth=1.8)
+    spread.plot(PERCENTILES, [percentile(latencies, p) for p in PERCENTILES], "o", color=RED, markersize=4)
+    title(spread, "the same files, sorted")
     spread.tick_params(labelbottom=True)
     spread.set_xlabel("percent of the files")
-    text_axes.set_axis_off()
-    lines = [f"{as_word(p):>6} {percentile(latencies, p):5.2f} s" for p in PERCENTILES]
-    text_axes.text(
-        0.5, 0.75, "\n".join(lines), family="monospace", ha="center", va="top", transform=text_axes.transAxes
-    )
+    text_panel.set_axis_off()
+    text_panel.text(
+        0.5, 0.75, "\n".join(f"{as_word(p):>6} {percentile(latencies, p):5.2f} s" for p in PERCENTILES),
+        family="monospace", fontsize=TEXT_SIZE, color=INK, ha="center", va="top", transform=text_panel.transAxes,
+    )  # fmt: skip
 
     at = [s.second * plan.speedup / 60 for s in measured.samples]
     counts.plot(
-        at, [s.log_files for s in measured.samples], color=orange, linewidth=1.8, label="log files in the store"
+        at, [s.log_files for s in measured.samples], color=ORANGE, linewidth=1.6, label="log files in the store"
     )
-    counts.plot(at, [s.parts for s in measured.samples], color=blue, linewidth=1.8, label="live parts")
+    counts.plot(at, [s.parts for s in measured.samples], color=BLUE, linewidth=1.6, label="live parts")
     counts.set_ylim(bottom=0)
-    counts.set_ylabel("how many")
-    counts.set_xlabel(f"minutes of the events' time, which passes {plan.speedup:.3g} times as fast as real time")
+    counts.set_ylabel("objects")
+    counts.set_xlabel(
+        f"minutes of the events' time, {plan.speedup:.3g} times as fast as real time; a file of {plan.rows:,} events\n"
+        f"every {plan.pause:.3g} s of real time, merged and cleaned up every {plan.maintain_every:.3g} s"
+    )
     for panel in (over_time, counts):
-        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9)
+        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), **LEGEND, ncols=3)
     for panel in (over_time, spread, counts):
-        panel.grid(color="#e3e5e8", linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
+        with_grid(panel)
+    save(figure, target)
 
 
 def as_word(percent: int) -> str:

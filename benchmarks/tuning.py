@@ -1,4 +1,4 @@
-"""Experiments with the settings of a table: the figures and the plots of docs/tuning.md.
+"""Experiments with the settings of a table: the figures and the plots of docs/tuning-measurements.md.
 
     python -m benchmarks.tuning --plots docs/images
     python -m benchmarks.tuning --only part-size,sort-order --rows 1000000 --json results.json
@@ -31,46 +31,78 @@ from rich.table import Table as Grid
 from benchmarks.experiments import tuning_commits, tuning_layouts
 from benchmarks.experiments.lab import PROCESSOR, SECONDS, Lab
 from benchmarks.harness.figures import Finding
+from benchmarks.harness.plots import LEGEND, bars, figure_of, save
+from icedb.util.plot_style import INK, SERIES, TEXT_SIZE, title, with_grid
 
 __all__ = ["EXPERIMENTS", "Experiment", "as_grid", "by_experiment", "draw", "measure", "short"]
 
-# Distinct also for colour-blind readers (Okabe and Ito).
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 MARKERS = "osD^vP"
 # The ratio of greatest to least value from which an axis is logarithmic.
 LOG_FROM = 4
 # Above the panel.
-LEGEND: Mapping[str, Any] = {
-    "loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "frameon": False, "fontsize": 7.5, "columnspacing": 1,
-    "handlelength": 1.5,
-}  # fmt: skip
+PLACE: Mapping[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "ncols": 2,
+    "columnspacing": 1,
+    "borderpad": 0,
+}
 # The end of a title, which plots show at the axis.
 IN_S3 = ", S3"
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """An experiment with one setting. `grows`: its values are ordered, and drawn as a line."""
+    """An experiment with one setting.
+
+    `grows`: its values are ordered, and drawn as a line. `finding` is the title of the plot. Without it, none is drawn.
+    """
 
     title: str
     setting: str
     run: Callable[[Lab], list[Finding]]
     grows: bool = True
-    drawn: bool = True
+    finding: str = ""
+
+    @property
+    def drawn(self) -> bool:
+        """True if there is a plot."""
+        return bool(self.finding)
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "part-size": Experiment("Size of parts", "size of a part", tuning_layouts.part_sizes),
-    "sort-order": Experiment("Sort order", "sorted by", tuning_layouts.sort_orders, grows=False),
-    "row-groups": Experiment("Row groups", "rows of a row group", tuning_layouts.row_groups),
-    "compression": Experiment("Compression", "codec and level", tuning_layouts.compressions),
-    "types": Experiment("Types of columns", "columns are", tuning_layouts.types, grows=False, drawn=False),
-    "batch": Experiment("Rows of a batch", "rows of a batch", tuning_commits.batches),
-    "partitions": Experiment("Partitions of a batch", "partitions of a batch", tuning_commits.partitions),
-    "divisions": Experiment("Partitioned by time", "by", tuning_commits.divisions, grows=False, drawn=False),
-    "statistics": Experiment("Statistics in the log", "columns", tuning_commits.statistics, grows=False, drawn=False),
-    "commits": Experiment("Commits since the last merge", "commits", tuning_commits.depths),
-}
+    "part-size": Experiment(
+        "Size of parts", "size of a part", tuning_layouts.part_sizes,
+        finding="Large parts cost less to read than small ones, in S3 most of all",
+    ),
+    "sort-order": Experiment(
+        "Sort order", "sorted by", tuning_layouts.sort_orders, grows=False,
+        finding="A query reads least if the rows are sorted by its column",
+    ),
+    "row-groups": Experiment(
+        "Row groups", "rows of a row group", tuning_layouts.row_groups,
+        finding="Large row groups cost less to read than small ones, and more memory to write",
+    ),
+    "compression": Experiment(
+        "Compression", "codec and level", tuning_layouts.compressions,
+        finding="Higher levels of zstd take more time to write, and save few bytes",
+    ),
+    "types": Experiment("Types of columns", "columns are", tuning_layouts.types, grows=False),
+    "batch": Experiment(
+        "Rows of a batch", "rows of a batch", tuning_commits.batches,
+        finding="A row costs less the larger its batch is",
+    ),
+    "partitions": Experiment(
+        "Partitions of a batch", "partitions of a batch", tuning_commits.partitions,
+        finding="A batch in many partitions costs more to insert and to read",
+    ),
+    "divisions": Experiment("Partitioned by time", "by", tuning_commits.divisions, grows=False),
+    "statistics": Experiment("Statistics in the log", "columns", tuning_commits.statistics, grows=False),
+    "commits": Experiment(
+        "Commits since the last merge", "commits", tuning_commits.depths,
+        finding="Opening and reading cost more with each commit, until a merge",
+    ),
+}  # fmt: skip
 
 
 def measure(
@@ -121,32 +153,26 @@ def by_experiment(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 
 def draw(experiment: Experiment, findings: Sequence[Finding], target: Path) -> None:
     """Draw an experiment's findings, with a panel for each unit."""
-    from matplotlib.figure import Figure  # measurements alone do not need it
-
     panels: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.unit and not (finding.unit == SECONDS and _has_processor_time(finding, findings)):
             panels.setdefault(finding.unit, []).append(finding)
     columns = min(len(panels), 3 if len(panels) != 4 else 2)
     rows = ceil(len(panels) / columns)
-    figure = Figure(figsize=(11 if columns > 1 else 7, 3.6 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    figure, axes = figure_of(experiment.finding, height=0.3 + 2.7 * rows, rows=rows, columns=columns)
     for (unit, of_unit), panel in zip(panels.items(), axes, strict=False):
         (_draw_lines if experiment.grows else _draw_bars)(panel, of_unit)
         if {way.name for way in of_unit[0].ways} & {way.name for way in findings[0].ways}:
             panel.set_xlabel(experiment.setting)
         panel.set_ylabel(f"{unit}{IN_S3}" if all(f.title.endswith(IN_S3) for f in of_unit) else unit)
-        panel.grid(axis="y", color="#e3e5e8", linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        with_grid(panel, "y")
         if len(of_unit) > 1 or experiment.grows:
-            panel.legend(**LEGEND)
+            panel.legend(**LEGEND, **PLACE)
         else:
-            panel.set_title(of_unit[0].title, fontsize=9, loc="left")
-    for panel in axes:
+            title(panel, of_unit[0].title)
+    for panel in axes[len(panels) :]:
         panel.set_axis_off()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
+    save(figure, target)
 
 
 def _has_processor_time(finding: Finding, findings: Sequence[Finding]) -> bool:
@@ -163,7 +189,7 @@ def _draw_lines(panel: Any, findings: Sequence[Finding]) -> None:
             [m - min(way.values) for m, way in zip(middle, finding.ways, strict=True)],
             [max(way.values) - m for m, way in zip(middle, finding.ways, strict=True)],
         ]
-        colour = COLOURS[n % len(COLOURS)]
+        colour = SERIES[n % len(SERIES)]
         panel.errorbar(
             at, middle, spread, color=colour, marker=MARKERS[n % len(MARKERS)], markersize=5, linewidth=1.8,
             elinewidth=0.8, capsize=2, label=finding.title.removesuffix(IN_S3),
@@ -174,20 +200,19 @@ def _draw_lines(panel: Any, findings: Sequence[Finding]) -> None:
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         panel.yaxis.set_minor_formatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "235" else "")
-        panel.tick_params(which="both", axis="y", labelsize=8)
     else:
         panel.set_ylim(bottom=0)
 
 
 def _draw_bars(panel: Any, findings: Sequence[Finding]) -> None:
     names = [way.name for way in findings[0].ways]
-    width = 0.8 / len(findings)
-    for n, finding in enumerate(findings):
-        at = [x + (n - (len(findings) - 1) / 2) * width for x in range(len(names))]
-        values = [way.median for way in finding.ways]
-        bars = panel.bar(at, values, width, color=COLOURS[n % len(COLOURS)], label=finding.title)
-        panel.bar_label(bars, [short(v) for v in values], fontsize=7 if len(findings) < 3 else 6)
-    panel.set_xticks(range(len(names)), names, fontsize=8 if len(names) > 5 else 9)
+    values = {finding.title: [way.median for way in finding.ways] for finding in findings}
+    for drawn in bars(panel, names, values):
+        labels = [short(bar.get_height()) for bar in drawn]
+        panel.bar_label(
+            drawn, labels, fontsize=TEXT_SIZE - 1, color=INK, rotation=90 if len(findings) > 2 else 0, padding=2
+        )
+    panel.margins(y=0.15)
 
 
 def main(

@@ -173,7 +173,9 @@ class Table:
             UnsupportedStore: The store has no create-only puts, or cannot put an object whole.
 
         Example:
-            >>> table = icedb.Table.create("s3://lake/events", partition_by=["ts::DATE AS d"], sort_by=["user", "ts"])
+            >>> table = icedb.Table.create(
+            ...     "s3://lake/events", partition_by=["ts::DATE AS d"], sort_by=["user", "ts"]
+            ... )
         """
         location = with_log(parse_location(uri, storage_options, credential_provider), log_uri, log_storage_options)
         spec = TableSpec(
@@ -198,8 +200,10 @@ class Table:
         Args:
             uri: The address of the table.
             timing: The times that the table must have. If it has others, InvalidOption is raised.
-            fencing: As for `create`, also for the other arguments that are not listed here. The table records where its
-                log is.
+            fencing: As for `create`.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`. The table records where its log is.
 
         Returns:
             The open table.
@@ -217,7 +221,16 @@ class Table:
 
     @classmethod
     def exists(cls, uri: str | os.PathLike[str], **access: Unpack[StoreOptions]) -> bool:
-        """Return whether a table can be opened at an address. The arguments are those of `open`.
+        """Return whether a table can be opened at an address.
+
+        Args:
+            uri: The address.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`.
+
+        Raises:
+            InvalidURI, InvalidOption: The address or an option is invalid.
 
         Example:
             >>> icedb.Table.exists("s3://lake/events")
@@ -250,8 +263,11 @@ class Table:
             spec: For a log that records no spec, a dict with the keys of `_table.json`. It is compared with the columns
                 and paths in the log.
             log_uri: The address of the log if it is not stored with the parts.
-            fencing: As for `create`, also for the other arguments that are not listed here.
+            fencing: As for `create`.
             dry_run: Return the report, and write nothing.
+            storage_options: As for `create`.
+            credential_provider: As for `create`.
+            log_storage_options: As for `create`.
 
         Raises:
             TableNotFound: There is no log.
@@ -323,8 +339,8 @@ class Table:
             StaleView: The rows are committed, but a view of the table lacks them.
 
         Example:
-            >>> commit = table.insert([{"ts": datetime(2026, 11, 21), "user": 7, "event": "open"}], txn=("loader", 1))
-            >>> commit.rows
+            >>> rows = [{"ts": datetime(2026, 11, 21), "user": 7, "event": "open"}]
+            >>> table.insert(rows, txn=("loader", 1)).rows
             1
         """
         if txn is not None:
@@ -443,7 +459,8 @@ class Table:
             TableExists: A table of that name exists.
 
         Example:
-            >>> view = table.create_view("daily", "SELECT user, count(*) AS n FROM _rows GROUP BY ALL")
+            >>> counts = "SELECT user, count(*) AS n FROM _rows GROUP BY ALL"
+            >>> view = table.create_view("daily", counts)
         """
         change = spec_change(
             self.uri,
@@ -483,6 +500,9 @@ class Table:
 
     def drop_view(self, name: str) -> None:
         """Stop feeding a view. Its table stays.
+
+        Args:
+            name: The name of the view.
 
         Raises:
             InvalidOption: There is no view of that name.
@@ -533,7 +553,8 @@ class Table:
             InvalidOption, SnapshotExpired: As for `snapshot`.
 
         Example:
-            >>> table.query("SELECT event, count(*) FROM t GROUP BY ALL", where="user = 7").fetchall()
+            >>> counts = "SELECT event, count(*) FROM t GROUP BY ALL"
+            >>> table.query(counts, where="user = 7").fetchall()
             [('open', 1)]
         """
         return self.snapshot(as_of).query(sql, where=where, sandbox=sandbox)
@@ -596,7 +617,7 @@ class Table:
 
         Example:
             >>> [commit.kind for commit in table.history(limit=2)]
-            ['merge', 'append']
+            ['merge', 'insert']
         """
         return history(self._handle, limit=limit, since_ms=as_of_ms(since, name="since"))
 
@@ -643,7 +664,8 @@ class Table:
             SchemaConflict: Log files record different types for one column.
 
         Example:
-            >>> [recommendation.due for recommendation in table.health().recommendations]
+            >>> health = table.health(icedb.Thresholds(hot_parts=8))
+            >>> [recommendation.due for recommendation in health.recommendations]
             ['merge_newest']
         """
         return examine(self._handle, thresholds)
@@ -735,13 +757,21 @@ class Table:
         snapshots still have it. Existing parts keep its values until they are merged or rewritten.
 
         Args:
-            partition_by: As for `create`, also for the other arguments that are not listed here.
+            partition_by: As for `create`.
+            sort_by: As for `create`.
+            compression: As for `create`.
+            row_group_rows: As for `create`.
+            bloom_filters: As for `create`.
             schema: Further columns to declare. A dropped column comes back with its earlier type, once no live part
                 contains its old values.
-            drop_columns: Columns to hide.
+            required: As for `create`.
+            schema_policy: As for `create`.
+            path_columns: As for `create`.
             insert_query: As for `create`. An empty text removes the query.
             merge_query: As for `create`. An empty text removes the query.
             merging: As for `create`. `"none"` removes it.
+            row_id: As for `create`.
+            drop_columns: Columns to hide.
             timing: All times of the table. A longer time takes effect at once. The earlier value of a shortened one
                 stays in force for a while (docs/format.md, "A change of times").
 
@@ -772,6 +802,8 @@ class Table:
             IceDBError: The engine failed.
 
         Example:
+            >>> table.delete("user = 7").deleted_rows
+            1
             >>> table.delete("user = 7").second_pass_needed
             False
         """
@@ -878,7 +910,10 @@ class Table:
             set: Column -> a DuckDB expression over the columns of `t`. NULL and a text literal get the type of the
                 column. A number is cast to it if its value does not change.
             where: A DuckDB condition over the columns of `t`; "true" for all rows.
-            txn, dry_run, memory_bytes, engine: As for `upsert`.
+            txn: As for `upsert`.
+            dry_run: As for `upsert`.
+            memory_bytes: As for `upsert`.
+            engine: As for `upsert`.
 
         Raises:
             InvalidOption, UnknownColumn: An argument is invalid, or merges combine rows of the table.
@@ -1311,6 +1346,10 @@ class Table:
 
     def unpin(self, name: str, *, dry_run: bool = False) -> bool:
         """Remove a pin. The next cleanup deletes what only this pin needed, without a grace period.
+
+        Args:
+            name: The name of the pin.
+            dry_run: Return whether there is a pin of that name, and remove nothing.
 
         Returns:
             False if there was no pin of that name.

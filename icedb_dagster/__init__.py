@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from icedb_dagster.compute.spark_places import ConnectSpark, LocalSpark, SparkPlace, StandaloneSpark
     from icedb_dagster.io.io_manager import IceDBIOManager
     from icedb_dagster.locking.table_lock import ensure_pool, icedb_pool
-    from icedb_dagster.maintenance import TableExport, TimeToLive, build_table_definitions
+    from icedb_dagster.maintenance import TableExport, TimeToLive, build_run_retention, build_table_definitions
     from icedb_dagster.metadata.spark_progress import spark_progress
     from icedb_dagster.resource import IceDBResource
     from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
@@ -67,6 +67,7 @@ __all__ = [
     "TableExport",
     "TimeToLive",
     "build_observation",
+    "build_run_retention",
     "build_table_checks",
     "build_table_definitions",
     "ensure_pool",
@@ -94,7 +95,7 @@ _HOMES = {
     "icedb_dagster.compute.emr": ("EmrServerlessSpark", "EmrSpark"),
     "icedb_dagster.io.io_manager": ("IceDBIOManager",),
     "icedb_dagster.locking.table_lock": ("ensure_pool", "icedb_pool"),
-    "icedb_dagster.maintenance": ("TableExport", "TimeToLive", "build_table_definitions"),
+    "icedb_dagster.maintenance": ("TableExport", "TimeToLive", "build_run_retention", "build_table_definitions"),
     "icedb_dagster.metadata.spark_progress": ("spark_progress",),
     "icedb_dagster.resource": ("IceDBResource",),
     "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor"),

@@ -3,12 +3,17 @@
 Dagster's default launcher has a code server start a process for each run. Only that code server sees the process end.
 If both end together (the machine failed, a container was replaced, the process tree was killed), the run stays
 *started* for ever, and holds its table's pool. Run monitoring requests the health of started runs' workers from the
-launcher. The default launcher cannot answer. This one queries the code server. docs/lock.md lists what was tried.
+launcher. The default launcher cannot answer. This one queries the code server, and looks at the worker's process on its
+own machine. docs/concepts/concurrency.md lists what was tried.
 
 The launcher relies on this behavior of Dagster:
 
 - A code server knows a run from before its worker starts until it has seen the worker end. By then it has recorded
   the end, unless the worker did. So if the code server does not know the run, the worker is gone.
+- A code server that cannot record the end of a worker (the disk of the instance is full, Postgres is down) stops
+  observing all its workers, and counts them as its current runs for ever.
+- A worker's first event names its pid.
+- A code server with a socket is a child process of the daemon or the web server, and so are its workers.
 - A code server that is shutting down answers until its last worker has ended.
 - Run monitoring reads a run's status again before it marks the run as failed. It leaves alone a run that has ended.
 - `dagster code-server start` puts a proxy in front of code servers. The proxy does not list the current runs.
@@ -25,6 +30,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import dagster as dg
+import psutil
 
 from icedb.errors import InvalidOption
 from icedb_dagster.dagster_internals import DETECT_DEAD_WORKERS, internal, lacking
@@ -47,14 +53,20 @@ logger = logging.getLogger(__name__)
 # Run monitoring does not check a run again that has ended by itself.
 _FORGOTTEN_AFTER_S = 3600
 
+# The events of a run among which its worker records its pid. A run has some five before it.
+_FIRST_EVENTS = 20
+# The system clock may be adjusted between the start of a process and the event, from which start times are computed.
+_CLOCK_TOLERANCE_S = 60
+
 
 class MonitoredRunLauncher(dg.DefaultRunLauncher):
     """Dagster's default run launcher, with health checks of run workers for run monitoring.
 
-    A started run fails if, for `lost_after_seconds`, its code server could not be reached or did not know the run. The
-    launcher assumes that the worker is alive if it cannot find out: the code server is reached but does not answer, a
-    proxy of `dagster code-server start` answers, the code server is on another machine and reachable from there only,
-    or this launcher did not launch the run. It assumes one code server behind each address.
+    A started run fails if, for `lost_after_seconds`, its code server could not be reached or did not know the run, or
+    if its worker's process on this machine has ended. The launcher assumes that the worker is alive if it cannot find
+    out: the code server is reached but does not answer, a proxy of `dagster code-server start` answers, the code server
+    is on another machine and reachable from there only, or this launcher did not launch the run. It assumes one code
+    server behind each address.
 
     Args:
         lost_after_seconds: Seconds without a sign of the worker after which the run fails.
@@ -116,7 +128,7 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         """Return FAILED if a started run's worker is known to be gone, else RUNNING."""
         result: type[CheckRunHealthResult] = internal("CheckRunHealthResult")
         status = internal("WorkerStatus")
-        why = _why_missing(run)
+        why = self.why_missing(run)
         if not why:
             self._missing_since.pop(run.run_id, None)
             return result(status.RUNNING)
@@ -124,6 +136,37 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         if missing_s < self.lost_after_s:
             return result(status.RUNNING, f"{why}, for {missing_s:.0f} s")
         return result(status.FAILED, f"The worker is gone: {why}, for {missing_s:.0f} s")
+
+    def why_missing(self, run: dg.DagsterRun) -> str:
+        """Return why a run's worker seems to be gone; empty if it is alive, or if that is unknown."""
+        address = _address(run)
+        if address is None:
+            return ""
+        socket_path, host = address.get("socket"), address.get("host")
+        client = internal("DagsterGrpcClient")(
+            port=address.get("port"), socket=socket_path, host=host, use_ssl=bool(address.get("use_ssl", False))
+        )
+        where = socket_path or f"{host}:{address.get('port')}"
+        try:
+            current = dg.deserialize_value(client.get_current_runs(), internal("GetCurrentRunsResult"))
+        except internal("DagsterUserCodeUnreachableError") as error:
+            return f"its code server at {where} cannot be reached" if _is_away(error) else ""
+        if run.run_id not in current.current_runs:
+            return f"the code server at {where} does not know it"
+        worker = self._worker(run.run_id) if socket_path else None
+        if worker is None or not _has_ended(*worker):
+            return ""
+        return f"its process {worker[0]} has ended, and the code server at {where} did not record that"
+
+    def _worker(self, run_id: str) -> tuple[int, float] | None:
+        """Return the pid of a run's worker, and when the worker recorded it (unix seconds); None if it did not."""
+        of_type = dg.DagsterEventType.ENGINE_EVENT
+        records = self._instance.get_records_for_run(run_id, of_type=of_type, limit=_FIRST_EVENTS).records
+        for entry in (record.event_log_entry for record in records):
+            event = entry.dagster_event
+            if event is not None and (pid := event.engine_event_data.metadata.get("pid")) is not None:
+                return int(str(pid.value)), entry.timestamp
+        return None
 
     def _missing_s(self, run_id: str, now_s: float) -> float:
         oldest_s = now_s - self.lost_after_s - _FORGOTTEN_AFTER_S
@@ -136,25 +179,28 @@ def _launched(run: dg.DagsterRun) -> str:
     return f"{run.run_id[:8]}@{socket.gethostname()}"
 
 
-def _why_missing(run: dg.DagsterRun) -> str:
-    """Return why a run's worker seems to be gone; empty if it is alive, or if that is unknown."""
+def _address(run: dg.DagsterRun) -> dict[str, Any] | None:
+    """Return the address of a run's code server; None if it has none, or one that is not reachable from here."""
     launched = run.tags.get(LAUNCHED_TAG, "")
     address_tag = internal("GRPC_INFO_TAG")
     if address_tag not in run.tags or not launched.startswith(f"{run.run_id[:8]}@"):
-        return ""
-    address = json.loads(run.tags[address_tag])
-    socket_path, host = address.get("socket"), address.get("host")
-    if (socket_path or host in _LOCAL) and launched != _launched(run):
-        return ""
-    client = internal("DagsterGrpcClient")(
-        port=address.get("port"), socket=socket_path, host=host, use_ssl=bool(address.get("use_ssl", False))
-    )
-    where = socket_path or f"{host}:{address.get('port')}"
+        return None
+    address: dict[str, Any] = json.loads(run.tags[address_tag])
+    is_local = address.get("socket") or address.get("host") in _LOCAL
+    return None if is_local and launched != _launched(run) else address
+
+
+def _has_ended(pid: int, recorded_s: float) -> bool:
+    """Return whether a process that existed at a time (unix seconds) has ended. Its pid may be reused."""
     try:
-        current = dg.deserialize_value(client.get_current_runs(), internal("GetCurrentRunsResult"))
-    except internal("DagsterUserCodeUnreachableError") as error:
-        return f"its code server at {where} cannot be reached" if _is_away(error) else ""
-    return "" if run.run_id in current.current_runs else f"the code server at {where} does not know it"
+        process = psutil.Process(pid)
+        is_zombie: bool = process.status() == psutil.STATUS_ZOMBIE
+        started_s: float = process.create_time()
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+    return is_zombie or started_s > recorded_s + _CLOCK_TOLERANCE_S
 
 
 def _is_away(error: BaseException) -> bool:

@@ -50,7 +50,9 @@ def table_spec(
         **fields: Further arguments of `dg.AssetSpec` (`deps`, `group_name`, `partitions_def`, ...).
 
     Example:
-        spec = table_spec("events", uri="s3://lake/events", partition_by=["day"], owners=["team:data"])
+        spec = table_spec(
+            "events", uri="s3://lake/events", partition_by=["day"], owners=["team:data"]
+        )
     """
     table = {"dagster/uri": uri, "partition_by": [*partition_by], "sort_by": [*sort_by]}
     return dg.AssetSpec(

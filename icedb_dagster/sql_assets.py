@@ -67,7 +67,8 @@ def sql_asset(
     Example:
         daily = sql_asset(
             "visits_daily",
-            "SELECT day, count(*) AS visits FROM visits WHERE day = $partition_key::DATE GROUP BY day",
+            "SELECT day, count(*) AS visits FROM visits"
+            " WHERE day = $partition_key::DATE GROUP BY day",
             inputs=["visits"],
             partitions_def=days,
             metadata={"partition_expr": "day"},

@@ -96,6 +96,8 @@ def cli() -> None:
     _run("icedb", "insert", "events", "rows.jsonl")
     assert "2" in _run("icedb", "query", "events", "SELECT count(*) AS n FROM t")
     assert json.loads(_run("icedb", "info", "events", "--json"))
+    _run("icedb", "report", "events", "-o", "events.html")
+    assert "nothing is due" in Path("events.html").read_text()
     assert _run("icedb", "--version").startswith("icedb ")
 
 
@@ -262,13 +264,6 @@ def pandas() -> None:
     assert reader.read(table.snapshot())["n"].sum() == 45
 
 
-def plot() -> None:
-    """Draw the picture of a table."""
-    _table()
-    _run("icedb", "plot", "events", "-o", "events.png")
-    assert Path("events.png").read_bytes().startswith(b"\x89PNG")
-
-
 def polars() -> None:
     """Insert a frame, and read it lazily."""
     import polars as pl
@@ -327,7 +322,7 @@ def ui() -> None:
 SMOKES = {
     smoke.__name__.replace("_", "-"): smoke
     for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, dbt, dbt_tests, demo, dev, docs,
-                  ingest, notebooks, pandas, plot, polars, proxy, spark, ui)
+                  ingest, notebooks, pandas, polars, proxy, spark, ui)
 }  # fmt: skip
 
 if __name__ == "__main__":

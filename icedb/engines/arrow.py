@@ -97,7 +97,8 @@ def record_batches(
         InvalidOption: If an argument is invalid. Also the errors of `Snapshot.query`.
 
     Example:
-        >>> for batch in record_batches(table.snapshot(), ["user_id"], where="day = '2026-11-21'"): ...
+        >>> snapshot = table.snapshot()
+        >>> for batch in record_batches(snapshot, ["user_id"], where="day = '2026-11-21'"): ...
     """
     if isinstance(rows_max, bool) or not isinstance(rows_max, int) or rows_max < 1:
         raise InvalidOption(f"{snapshot.table}: rows_max is {rows_max!r}; pass a positive number of rows.")

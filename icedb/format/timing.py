@@ -30,7 +30,8 @@ class Timing:
         InvalidOption: A time is negative, over a century, or contradicts another one.
 
     Example:
-        >>> table = icedb.Table.create("s3://bucket/events", timing=icedb.Timing(grace_ms=4 * 3_600_000))
+        >>> timing = icedb.Timing(grace_ms=4 * 3_600_000)
+        >>> table = icedb.Table.create("s3://bucket/events", timing=timing)
     """
 
     #: The maximal difference between the clocks of writers and store.

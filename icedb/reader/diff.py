@@ -19,7 +19,8 @@ from icedb.reader.snapshot import Snapshot, take_snapshot
 from icedb.sql.connection_pool import reader
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
-from icedb.util.times import time_text
+from icedb.util.counts import known_sum
+from icedb.util.times import iso_text, time_text
 
 __all__ = ["ColumnInfo", "Diff", "PartitionDiff", "columns_of", "diff"]
 
@@ -71,12 +72,12 @@ class Diff:
     @property
     def added_rows(self) -> int | None:
         """The number of rows in the added parts; None if a part has no row count."""
-        return _sum(p.added_rows for p in self.partitions)
+        return known_sum(p.added_rows for p in self.partitions)
 
     @property
     def removed_rows(self) -> int | None:
         """The number of rows in the removed parts; None if a part has no row count."""
-        return _sum(p.removed_rows for p in self.partitions)
+        return known_sum(p.removed_rows for p in self.partitions)
 
 
 def diff(handle: Handle, since_ms: int, until_ms: int | None = None, *, rows: bool = False) -> Diff:
@@ -137,15 +138,6 @@ def _by_partition(added: Iterable[Part], removed: Iterable[Part]) -> tuple[Parti
     )
 
 
-def _sum(numbers: Iterable[int | None]) -> int | None:
-    total = 0
-    for number in numbers:
-        if number is None:
-            return None
-        total += number
-    return total
-
-
 def _count(before: Snapshot, removed: Sequence[Part], after: Snapshot, added: Sequence[Part]) -> tuple[int, int]:
     """Count the rows of the added parts that no removed part has, and the reverse."""
     handle = after.handle
@@ -185,6 +177,19 @@ class ColumnInfo:
     since_ms: int | None
     #: Whether the column was added at exactly that time. If not, it was added then or earlier.
     since_exact: bool
+
+    @property
+    def since_text(self) -> str:
+        """When the column was added, for displays."""
+        if self.since_ms is None:
+            return "" if self.expression is not None else "declared"
+        at = iso_text(self.since_ms, timespec="seconds")
+        return at if self.since_exact else f"{at} or earlier"
+
+    @property
+    def partition_text(self) -> str:
+        """How the partition of a row is computed, for displays; empty for other columns."""
+        return "the path alone" if self.expression == "" else self.expression or ""
 
 
 def columns_of(handle: Handle) -> list[ColumnInfo]:

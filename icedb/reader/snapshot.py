@@ -261,7 +261,8 @@ class Snapshot:
 
         Example:
             ```python
-            result = table.snapshot().query("SELECT event, count(*) FROM t GROUP BY ALL", where="d = '2026-11-21'")
+            counts = "SELECT event, count(*) FROM t GROUP BY ALL"
+            result = table.snapshot().query(counts, where="d = '2026-11-21'")
             print(result.fetchall())
             ```
         """

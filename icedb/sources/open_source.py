@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.errors import IceDBError, InvalidBatch
-from icedb.sources.batch import Batch, OnConflict, Rows
+from icedb.sources.batch import Batch, ColumnsInAnyCase, OnConflict, Rows
 from icedb.sources.csv_source import open_csv
 from icedb.sources.data_frames import is_frame, open_pandas, open_polars, open_relation
 from icedb.sources.files import open_files
@@ -54,6 +54,7 @@ def open_batch(
     error that Arrow or DuckDB raises in the body of the context.
     """
     failures: list[IceDBError] = []
+    table_columns = ColumnsInAnyCase(table_columns)
     with ExitStack() as stack:
 
         def folder() -> Path:  # created on demand: most batches need none, and it costs much for a small one

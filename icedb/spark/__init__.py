@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from icedb.errors import IceDBError
     from icedb.operations.upsert.upsert import UpsertReport, WhenMatched
     from icedb.operations.write.spark_frames import Distribution
     from icedb.reader.snapshot import Snapshot
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from icedb.transaction.idempotent_append import Txn
     from icedb.util.times import AsOf
 
-__all__ = ["SparkEngine", "frame", "read", "register", "upsert", "write"]
+__all__ = ["SparkEngine", "frame", "read", "register", "translate_error", "upsert", "write"]
 
 
 def register(spark: SparkSession) -> None:
@@ -152,7 +153,9 @@ def upsert(
         IceDBError: as for `Table.upsert`.
 
     Example:
-        icedb.spark.upsert(changes, "s3://lake/users", on=["id"], delete_where="op = 'd'", order_by=["ts_ms"])
+        icedb.spark.upsert(
+            changes, "s3://lake/users", on=["id"], delete_where="op = 'd'", order_by=["ts_ms"]
+        )
     """
     from icedb.spark import upsert_frames
     from icedb.spark.spark_engine import MEMORY_BYTES
@@ -213,7 +216,9 @@ def read(
         IceDBError: as for `Table.open` and `Table.snapshot`.
 
     Example:
-        df = icedb.spark.read(spark, "s3://lake/events", where="d >= DATE '2026-11-01'", columns=["user_id"])
+        df = icedb.spark.read(
+            spark, "s3://lake/events", where="d >= DATE '2026-11-01'", columns=["user_id"]
+        )
     """
     from icedb.table import Table
 
@@ -237,3 +242,30 @@ def frame(
     from icedb.spark import read_frames
 
     return read_frames.frame(spark, snapshot, where=where, columns=columns, engine=engine)
+
+
+def translate_error(error: Exception, uri: str | os.PathLike[str]) -> IceDBError:
+    """Return the error of this library that an exception of Spark contains or means, with a message of one line.
+
+    Spark wraps an error of its tasks, of `foreachBatch` or of a frame's scan in pages of traces.
+
+    Args:
+        error: an exception of Spark, such as `StreamingQueryException`.
+        uri: the address of the table, for the message.
+
+    Returns:
+        The error of this library that was raised in a task or in `foreachBatch`, with its type and message.
+        `SnapshotExpired` if a part (data file) of the frame's snapshot is deleted. `InvalidOption` if Spark rejected a
+        path or a query. Otherwise `SparkJobFailed` with the reason.
+
+    Example:
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            raise icedb.spark.translate_error(error, table.uri) from None
+    """
+    import os
+
+    from icedb.operations.write.spark_errors import explained
+
+    return explained(error, table=os.fspath(uri))

@@ -24,6 +24,7 @@ from icedb.reader.snapshot import Snapshot
 from icedb.spark.datasource import pushdown_warning
 from icedb.spark.datasource.part_scan import select_columns
 from icedb.spark.datasource.type_mapping import spark_schema, type_mapping_of
+from icedb.sql.column_stats import Bounds, bounds_of
 from icedb.storage.parts import Part
 
 __all__ = ["ReadEngine", "frame"]
@@ -116,7 +117,7 @@ def _through_data_source(
 def _through_parquet(
     spark: SparkSession, snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, str]
 ) -> DataFrame:
-    in_paths = snapshot.partition_schema if _needs_paths(snapshot, chosen) else {}
+    in_paths = snapshot.partition_schema if _reads_paths(snapshot, parts, chosen) else {}
     reader = spark.read.schema(spark_schema({**chosen, **in_paths})).options(**_SCAN_OPTIONS)
     if in_paths:  # without basePath, Spark parses no partition columns
         location = snapshot.handle.location
@@ -159,6 +160,13 @@ def _needs_paths(snapshot: Snapshot, chosen: Mapping[str, str]) -> bool:
     return not chosen.keys().isdisjoint(snapshot.visible_partitions)
 
 
+def _reads_paths(snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, str]) -> bool:
+    """Whether Spark's scan takes partition columns from the paths: it must, or its filters then skip partitions."""
+    if _needs_paths(snapshot, chosen):
+        return True
+    return not chosen.keys().isdisjoint(snapshot.partition_schema) and _obstacle_in_paths(snapshot, parts) is None
+
+
 def _obstacle(snapshot: Snapshot, parts: Sequence[Part], chosen: Mapping[str, str], *, where: str | None) -> str | None:
     """Return why Spark's own scan would return other rows than DuckDB; None: it would not."""
     for name, type_ in chosen.items():
@@ -180,8 +188,9 @@ def _obstacle_in_paths(snapshot: Snapshot, parts: Sequence[Part]) -> str | None:
     """Return why Spark's own scan would parse other partition values; None: it would not."""
     types = snapshot.partition_schema
     visible = snapshot.visible_partitions
-    if hidden := [name for name in types if name not in visible]:
-        return f"column '{hidden[0]}' is stored in the parts, and it would read the values from the paths"
+    for name in types:
+        if name not in visible and not _is_as_in_paths(snapshot, parts, name):
+            return f"column '{name}' is stored in the parts, and it would read the values from the paths"
     texts = {name: _texts_of(type_mapping_of(type_).cast) for name, type_ in types.items()}
     if unread := [name for name in types if texts[name] is None]:
         return f"partition column '{unread[0]}' is {types[unread[0]]}, which it parses differently in paths"
@@ -192,6 +201,26 @@ def _obstacle_in_paths(snapshot: Snapshot, parts: Sequence[Part]) -> str | None:
         if encode_partition(values) != path or _BEYOND_ASCII.search(path) or not _readable(values, texts):
             return f"it would parse other values in the path '{path}'"
     return None
+
+
+def _is_as_in_paths(snapshot: Snapshot, parts: Sequence[Part], name: str) -> bool:
+    """Whether the statistics show that a stored column has the value of the path in each row.
+
+    A row can choose another partition than that of its value (`_partition`).
+    """
+    type_ = snapshot.partition_schema[name]
+    if snapshot.schema.get(name) != type_:
+        return False
+    stats = bounds_of([p.stats for p in parts], {name: type_})
+    return all(_is_constant(part, bounds, part.values.get(name)) for part, [bounds] in zip(parts, stats, strict=True))
+
+
+def _is_constant(part: Part, bounds: Bounds | None, value: str | None) -> bool:
+    """Whether bounds show that a column has one value. The bounds of a long text are no values, and differ."""
+    if bounds is None:
+        return False
+    low, high, nulls = bounds
+    return nulls == part.rows if value is None else (low == high == value and nulls == 0)
 
 
 def _readable(values: Mapping[str, str | None], texts: Mapping[str, re.Pattern[str] | None]) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "convert_answer",
     "fit_answer",
     "from_text",
+    "keeps_all",
     "lossless",
     "stringify",
     "widening",
@@ -122,7 +123,7 @@ def _is_number(type_: str) -> bool:
 def lossless(column: str, source: str, target: str) -> Conversion:
     """Return a cast that rejects the values which it would change."""
     name = quote_name(column)
-    if _keeps_all(_type(source), _type(target)):
+    if keeps_all(source, target):
         return Conversion(column, source, target, f"CAST({name} AS {target})")
     cast = f"TRY_CAST({name} AS {target})"
     back = f"TRY_CAST({cast} AS {source})"
@@ -237,8 +238,12 @@ def _widens(source: Any, target: Any) -> bool:
     return False
 
 
+def keeps_all(source: str, target: str) -> bool:
+    """Return whether each value of the type `source` is a value of `target`: an INTEGER is a BIGINT."""
+    return _keeps_all(_type(source), _type(target))
+
+
 def _keeps_all(source: Any, target: Any) -> bool:
-    """Return whether the conversion keeps every value, without a check by value."""
     if source.id in _INTEGERS and target.id in _INTEGERS:
         return _range(source.id, target.id)
     if source.id in _INTEGERS and target.id in _EXACT_BITS:

@@ -7,7 +7,8 @@ from typing import overload
 
 from icedb.errors import InvalidOption
 
-__all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "parse_as_of", "time_text"]
+__all__ = ["COUNT_MAX", "TIME_MS_MAX", "UNIX_MS_MIN", "AsOf", "as_of_ms", "iso_text", "moment", "parse_as_of",
+           "time_text"]  # fmt: skip
 
 #: A point in time: an aware datetime, or unix milliseconds.
 AsOf = datetime | int
@@ -42,13 +43,27 @@ def as_of_ms(as_of: AsOf | None, *, name: str = "as_of") -> int | None:
     return as_of
 
 
+def moment(unix_ms: int) -> datetime | None:
+    """Return a time in UTC, or None if it is out of range, as after a commit with a wrong clock."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1_000, UTC)
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999, or beyond the range of the platform
+        return None
+
+
+def iso_text(unix_ms: int, *, timespec: str = "milliseconds") -> str:
+    """Return a time as ISO 8601 in UTC, or the number if it is out of range."""
+    at = moment(unix_ms)
+    return f"{unix_ms} (unix ms)" if at is None else at.isoformat(timespec=timespec)
+
+
 def time_text(unix_ms: int) -> str:
     """Format a time for messages: ISO 8601 in UTC, and the unix milliseconds that an API takes."""
     try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
     except OverflowError:
         return f"{unix_ms} (unix ms)"
-    return f"{moment.isoformat(timespec='milliseconds').replace('+00:00', 'Z')} ({unix_ms} unix ms)"
+    return f"{at.isoformat(timespec='milliseconds').replace('+00:00', 'Z')} ({unix_ms} unix ms)"
 
 
 def parse_as_of(text: str, *, table: str, name: str = "as_of") -> int:

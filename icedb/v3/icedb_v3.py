@@ -5,7 +5,7 @@
 
 It is a thin facade over the modules that `icedb.Table` uses, with the same guarantees (docs/format.md). The partition
 function, sort order and queries stay in the source code of the program: the facade neither needs nor writes
-`_table.json`. docs/v3.md lists the differences to v3.
+`_table.json`. docs/how-to/from-v3.md lists the differences to v3.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class IceDBv3:
         partition_strategy: PartitionFunction | None = None,
         format_row: RowFormatter | None = None,
     ) -> None:
-        """Open the table without a request. docs/v3.md describes the arguments.
+        """Open the table without a request. docs/how-to/from-v3.md describes the arguments.
 
         `partition_strategy` is another name of `partition_function`. `s3_region` to `s3_endpoint` and `s3_use_path` are
         for `get_duckdb`; all other requests use `s3_client`. Raises InvalidOption, InvalidURI.

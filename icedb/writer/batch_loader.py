@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption, InvalidQuery, UnsupportedType
-from icedb.sources.batch import Batch
+from icedb.sources.batch import Batch, names_in_table
 from icedb.sql.connections import RESERVED, disk_full, is_disk_full, quote_name, quote_text
 from icedb.sql.types import check_columns, checked_type, describe, describe_arrow
 from icedb.sql.user_queries import UserQuery, check_output
@@ -266,28 +266,32 @@ def _drain(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _CountedRows:
-    """A stream that counts its rows, and their size in Arrow in bytes.
+    """A stream that counts its rows, and their size in Arrow in bytes. `names`: columns that are renamed.
 
     It raises InvalidBatch for a batch whose columns differ from the stream's schema, because DuckDB reads the columns
     of a batch by position.
     """
 
-    def __init__(self, stream: pa.RecordBatchReader, table: str) -> None:
+    def __init__(self, stream: pa.RecordBatchReader, names: Mapping[str, str], table: str) -> None:
         self.table = table
         self.rows = 0
         self.bytes = 0
-        self.schema = stream.schema
+        renamed = [field.with_name(names.get(field.name, field.name)) for field in stream.schema]
+        self.schema = pa.schema(renamed, stream.schema.metadata) if names else stream.schema
         self.batches = self._counting(stream)
 
     def _counting(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        expected = stream.schema
         for batch in stream:
-            if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
+            if batch.schema.names != expected.names or batch.schema.types != expected.types:
                 raise InvalidBatch(
-                    f"{self.table}: the schema of the stream has the columns {_columns_text(self.schema)}, and a batch "
+                    f"{self.table}: the schema of the stream has the columns {_columns_text(expected)}, and a batch "
                     f"has {_columns_text(batch.schema)}. Give all batches the schema of the stream."
                 )
             self.rows += batch.num_rows
             self.bytes += batch.nbytes
+            if self.schema is not expected:
+                batch = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
             yield batch
 
 
@@ -309,7 +313,10 @@ def load_batch(
     `strict`: reject a nested column with an incomplete type, unless the table has the column. Otherwise the column is
     text without a value, so that a query can name it. Raises InvalidBatch, UnsupportedType.
     """
-    schema = batch.stream.schema
+    names = names_in_table(batch.stream.schema.names, table_columns)
+    counted = _CountedRows(batch.stream, names, table)
+    batch = batch.rename_properties(names)
+    schema = counted.schema
     _check_names(schema.names, table)
     casts = {c: checked_type(t, what=f"column '{c}'", table=table) for c, t in batch.types.items()}
     types = {**_described(con, schema, table), **casts}
@@ -332,7 +339,6 @@ def load_batch(
                 columns[column.name] = "VARCHAR"
     # Rows of a query already have their partitions, so `_partition` is a normal column of theirs.
     chosen = "" if batch.is_answer else _chosen(columns, table)
-    counted = _CountedRows(batch.stream, table)
     select = {c: f"CAST({quote_name(c)} AS {t})" for c, t in columns.items()}
     incoming = LoadedBatch(con, table, batch, _STREAM, columns, select, chosen, untyped, counted, batch.is_answer)
     if schema.names:  # DuckDB has no table without columns

@@ -21,6 +21,7 @@ from icedb.sql.casts import (
     convert_answer,
     fit_answer,
     from_text,
+    keeps_all,
     lossless,
     widening,
 )
@@ -62,7 +63,8 @@ class BatchSchema:
     """The columns of a batch as they are stored: `columns` with their types, `select` with SQL of each over the batch.
 
     `misfits`: SQL of the condition of a rejected row -> SQL of the reason as text. `path_values`: partition columns
-    that only paths have, and the SQL of their values.
+    that only paths have, and the SQL of their values. `computed`: columns of the batch that are not stored, because the
+    partition column of that name is computed, and the SQL of their values.
     """
 
     columns: dict[str, str]
@@ -72,6 +74,7 @@ class BatchSchema:
     conversions: list[Conversion] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
     path_values: dict[str, str] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
 
     @property
     def misfit(self) -> str:
@@ -85,7 +88,8 @@ def resolve_batch_schema(incoming: LoadedBatch, context: WriteContext, on_confli
     Raises SchemaConflict, UnknownColumn, UnsupportedType, InvalidBatch, InvalidPartitionExpression.
     """
     path_values = _path_values(incoming, context)
-    not_stored = set(path_values.values())
+    computed = _computed_values(incoming, context)
+    not_stored = {*path_values.values(), *computed}
     path_conversions = _path_conversions(incoming, context, path_values)
     if incoming.chosen and not context.spec.preserve_partition:
         not_stored.add(PARTITION_COLUMN)
@@ -96,8 +100,9 @@ def resolve_batch_schema(incoming: LoadedBatch, context: WriteContext, on_confli
         columns[column], conversion = _target(incoming, context, column, source, on_conflict)
         if conversion is not None:
             conversions[column] = conversion
-    if conversions or path_conversions:
+    if conversions or path_conversions or computed:
         incoming.keep()
+        computed = {c: incoming.select[c] for c in computed}
     select = {c: conversions[c].sql if c in conversions else _cast(incoming, c, columns[c]) for c in columns}
     _add_made_columns(context, columns, select)
     _check_columns(context, columns)
@@ -111,7 +116,20 @@ def resolve_batch_schema(incoming: LoadedBatch, context: WriteContext, on_confli
     values = {
         n: path_conversions[n].sql if n in path_conversions else incoming.select[c] for n, c in path_values.items()
     }
-    return BatchSchema(columns, select, sort_by, checked, misfits, values)
+    return BatchSchema(columns, select, sort_by, checked, misfits, values, computed)
+
+
+def _computed_values(incoming: LoadedBatch, context: WriteContext) -> dict[str, str]:
+    """Return the columns of a batch that repeat a computed partition column, as a query returns it, and their SQL.
+
+    Rows that choose their partitions need not agree with the expressions, so they cannot bring such columns.
+    """
+    if incoming.chosen or not context.known_schema:
+        return {}
+    named = ((e.name.casefold(), e) for e in context.expressions if not e.path_only)
+    names = {name for name, expression in named if name not in expression.columns}
+    repeated = [c for c in incoming.columns if c not in context.known_schema and c.casefold() in names]
+    return {c: incoming.select[c] for c in repeated} if len(repeated) < len(incoming.columns) else {}
 
 
 def _path_values(incoming: LoadedBatch, context: WriteContext) -> dict[str, str]:
@@ -178,6 +196,8 @@ def _target(
             conversion = Conversion(column, source, target, f"CAST(NULL AS {target})", f"({name} IS NOT NULL)")
         if conversion is not None:
             return target, conversion
+    if keeps_all(source, target):
+        return target, None
     stored = storage_type(source, column=column, table=table)
     check_columns({column: stored}, {column: target}, table=table)
     return target, None

@@ -25,7 +25,7 @@ from icedb.writer.batch_loader import LoadedBatch, held_bytes_max, load_batch
 from icedb.writer.batch_schema import BatchSchema, WriteContext, resolve_batch_schema
 from icedb.writer.duckdb_staging import stage_in_duckdb
 from icedb.writer.staged_batch import MISFIT, StagedBatch
-from icedb.writer.staging_checks import check_no_rows, misfit_error
+from icedb.writer.staging_checks import check_computed, check_no_rows, misfit_error
 
 __all__ = ["check_batch", "stage_rows"]
 
@@ -101,6 +101,7 @@ def _stage(
         check_no_rows(incoming, context)
         return StagedBatch(incoming.con, context, folder, {}, (), 0, {}, incoming.batch.source, context.spec, 0)
     misfits = _set_misfits_aside(incoming, context, shape, on_conflict)
+    check_computed(incoming, context, shape)
     staged = stage_in_arrow(incoming, context, shape, misfits=misfits, bytes_max=held_bytes_max(memory_bytes))
     rows, ranges = staged or (None, stage_in_duckdb(incoming, context, shape, misfits=misfits))
     batch_columns = dict(incoming.columns)

@@ -8,13 +8,16 @@ import duckdb
 
 from icedb.errors import IceDBError, InvalidBatch, InvalidPartitionExpression, InvalidPartitionValue, SchemaConflict
 from icedb.format.keys import decode_partition, encode_partition, encode_partition_text
-from icedb.sql.connections import quote_texts
+from icedb.sql.casts import EXAMPLE_LENGTH_MAX
+from icedb.sql.connections import quote_name, quote_texts
 from icedb.sql.partition_expressions import partition_types
-from icedb.writer.batch_loader import LoadedBatch, too_little_memory, unreadable
+from icedb.writer.batch_loader import PREFIX, LoadedBatch, too_little_memory, unreadable
 from icedb.writer.batch_schema import BatchSchema, WriteContext
+from icedb.writer.staged_batch import lacking_columns
 
 __all__ = [
     "check_chosen",
+    "check_computed",
     "check_counts",
     "check_no_rows",
     "check_path_values",
@@ -23,6 +26,9 @@ __all__ = [
     "partition_error",
     "partition_path",
 ]
+
+# The value of a row in a batch, and the one that the table computes.
+_BROUGHT, _COMPUTED = f"{PREFIX}brought", f"{PREFIX}computed"
 
 
 def check_chosen(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema, chosen: Collection[str]) -> None:
@@ -40,6 +46,43 @@ def check_chosen(incoming: LoadedBatch, context: WriteContext, shape: BatchSchem
                     f"{context.table}: '{path[:200]}' cannot be a partition: '{name}' is {type_}, and "
                     f"'{values[name]}' is not a value of that type."
                 )
+
+
+def check_computed(incoming: LoadedBatch, context: WriteContext, shape: BatchSchema) -> None:
+    """Raise InvalidBatch unless columns that repeat a computed partition column have its values.
+
+    Null is no value: Spark writes it for a column that an INSERT does not name. Both values are cast to the type of the
+    other: text of a file may be a date, and 1.5 is not an INTEGER.
+    """
+    if not shape.computed:
+        return
+    types = partition_types(context.expressions, {**context.known_schema, **shape.columns}, table=context.table)
+    expressions = {e.name.casefold(): e for e in context.expressions}
+    where = f" WHERE NOT {shape.misfit}" if shape.misfits else ""
+    for column, brought_sql in shape.computed.items():
+        expression = expressions[column.casefold()]
+        rows = [f"{sql} AS {quote_name(c)}" for c, sql in shape.select.items()]
+        rows += [*lacking_columns(context.known_schema, shape.columns), f"{brought_sql} AS {_BROUGHT}"]
+        values = f"SELECT {_BROUGHT}, (\n{expression.sql}\n) AS {_COMPUTED} FROM (SELECT {', '.join(rows)} FROM "
+        try:
+            [(count, brought, computed)] = incoming.con.execute(
+                f"SELECT count(*), first(CAST({_BROUGHT} AS VARCHAR)), first(CAST({_COMPUTED} AS VARCHAR)) "
+                f"FROM ({values}{incoming.relation}{where})) "
+                f"WHERE {_BROUGHT} IS NOT NULL AND (TRY_CAST({_BROUGHT} AS {types[expression.name]}) IS DISTINCT FROM "
+                f"{_COMPUTED} OR TRY_CAST({_COMPUTED} AS {incoming.columns[column]}) IS DISTINCT FROM {_BROUGHT})"
+            ).fetchall()
+        except duckdb.Error as error:
+            raise partition_error(context, error) from None
+        if count:
+            raise InvalidBatch(
+                f"{context.table}: column '{column}' has other values than the partition column of that name in "
+                f"{count} rows, for example {_excerpt(brought)} instead of {_excerpt(computed)}. The table computes it "
+                f"as {expression.sql}. Leave it out (a query of the table returns it), or rename it."
+            )
+
+
+def _excerpt(text: str | None) -> str:
+    return "null" if text is None else f"'{text[:EXAMPLE_LENGTH_MAX]}'"
 
 
 def misfit_error(context: WriteContext, shape: BatchSchema, count: int, example: str, *, answered: bool) -> IceDBError:

@@ -52,7 +52,8 @@ def build_table_checks(
         resource_key: The key of the `IceDBResource`.
 
     Example:
-        checks = build_table_checks("events", TableChecks(freshness=FreshnessCheck(max_age=timedelta(hours=26))))
+        fresh = FreshnessCheck(max_age=timedelta(hours=26))
+        checks = build_table_checks("events", TableChecks(freshness=fresh))
     """
     key, chosen = dg.AssetKey.from_coercible(table), checks or TableChecks()
     specs = {

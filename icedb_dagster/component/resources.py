@@ -52,7 +52,9 @@ class IceDBResourceComponent(dg.Component, dg.Resolvable):
 
     Example:
         type: icedb_dagster.IceDBResourceComponent
-        attributes: {root: "s3://lake/events", storage_options: {AWS_SECRET_ACCESS_KEY: {env: LAKE_SECRET}}}
+        attributes:
+          root: "s3://lake/events"
+          storage_options: {AWS_SECRET_ACCESS_KEY: {env: LAKE_SECRET}}
     """
 
     root: str

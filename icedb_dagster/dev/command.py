@@ -57,7 +57,9 @@ ProjectDir = Annotated[
     ),
 ]
 
-_STATE_STYLES = {"running": "green", "external": "cyan", "stopped": "dim"}
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+_STATE_STYLES = {"running": "green", "ended": "bold red", "external": "cyan", "stopped": "dim"}
 _FINDING_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _SERVICE_STYLES: dict[ServiceName, str] = {"postgres": "cyan", "webserver": "magenta", "daemon": "blue"}
 
@@ -98,9 +100,19 @@ def down(project_dir: ProjectDir = Path()) -> None:
 
 
 @app.command(epilog="Example: icedb-dagster status")
-def status(project_dir: ProjectDir = Path()) -> None:
-    """Show the services of this folder."""
-    _show(local_stack.status(project_dir))
+def status(project_dir: ProjectDir = Path(), json: Json = False) -> None:
+    """Show the services of this folder.
+
+    Exit status: 1 if a service that `up` started has ended.
+    """
+    services = local_stack.status(project_dir)
+    if json:
+        _print_json(services)
+    else:
+        _show(services)
+    if any(service.state == "ended" for service in services):
+        _errors.print("A service has ended: see its log, then run icedb-dagster up", soft_wrap=True)
+        raise typer.Exit(PROBLEMS)
 
 
 @app.command(epilog="Example: icedb-dagster logs daemon --follow")
@@ -175,7 +187,7 @@ def doctor(
     watch: Annotated[
         bool, typer.Option("--watch", help="Watch the daemon for half a minute, which reliably detects a second one.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Check the instance, Postgres, pools, run monitoring, the daemon and the access to the store, and print remedies.
 
@@ -188,7 +200,7 @@ def doctor(
         _print_error(error)
         raise typer.Exit(NOT_EXAMINED) from None
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
+        _print_json(findings)
     else:
         _show_findings(findings)
     if any(finding.status == "problem" for finding in findings):
@@ -263,6 +275,11 @@ def _progress() -> Iterator[local_stack.Progress]:
             _errors.print(Text(f"· {message}", style="dim"), soft_wrap=True)
 
         yield report
+
+
+def _print_json(document: object) -> None:
+    text = msgspec.json.encode(document, enc_hook=str)  # of paths
+    sys.stdout.write(msgspec.json.format(text).decode() + "\n")
 
 
 def _show(services: Sequence[ServiceStatus]) -> None:

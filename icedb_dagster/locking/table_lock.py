@@ -6,7 +6,7 @@ separate step sets the limit before each use, and waits for the pool.
 
 On Postgres, Dagster gives one slot to several runs that request it within the same milliseconds, because it finds and
 takes a free slot in two transactions. The slot then has the name of the last run. So the step that does the work checks
-that its run holds the slot. docs/lock.md describes when a slot is freed, and what was tried.
+that its run holds the slot. docs/concepts/concurrency.md describes when a slot is freed, and what was tried.
 """
 
 from __future__ import annotations

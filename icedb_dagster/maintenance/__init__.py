@@ -14,6 +14,7 @@ from icedb_dagster.maintenance.configs import (
 )
 from icedb_dagster.maintenance.definitions import build_table_definitions
 from icedb_dagster.maintenance.exports import TableExport
+from icedb_dagster.maintenance.run_retention import build_run_retention
 from icedb_dagster.maintenance.time_to_live import TimeToLive
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "TimeToLive",
     "TtlConfig",
     "VerifyConfig",
+    "build_run_retention",
     "build_table_definitions",
 ]

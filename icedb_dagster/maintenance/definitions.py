@@ -144,7 +144,8 @@ def build_table_definitions(
         InvalidOption: An argument is invalid.
 
     Example:
-        defs = build_table_definitions("events", ttl=TimeToLive("day", keep_days=90), running=True)
+        ttl = TimeToLive("day", keep_days=90)
+        defs = build_table_definitions("events", ttl=ttl, running=True)
     """
     key = dg.AssetKey.from_coercible(table)
     folders_of(key)  # fail now, not when a run opens the table

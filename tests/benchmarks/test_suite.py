@@ -13,11 +13,11 @@ pytest.importorskip("matplotlib")
 import pyarrow as pa
 import typer
 
-from benchmarks import suite
+from benchmarks import redraw, suite, tips
 from benchmarks.harness.connections import connected
 from benchmarks.harness.figures import Check, Curve, Finding, Plan, Way
 from benchmarks.harness.machine import Machine, commit_now, machine_now
-from benchmarks.harness.plots import draw, goal_lines
+from benchmarks.harness.plots import draw, goal_lines, headline
 from benchmarks.harness.results import Entry, Run, page, read_entries, write_entries, write_page
 from benchmarks.harness.words import number
 from benchmarks.writes.inserting import LAYOUT, check_stored, goals, make_rows
@@ -166,6 +166,31 @@ def test_goals_are_drawn_as_limits_of_our_bar() -> None:
     assert list(goal_lines(absolute)) == [("goal: at most 1.5", 1.5)]
 
 
+@pytest.mark.parametrize(
+    ("finding", "expected"),
+    [
+        (INSERT, "icedb is as fast as the fastest other way, theirs"),
+        (replace(INSERT, ways=[OURS, Way("slow", [9.0]), THEIRS]), "icedb is as fast as the fastest other way, theirs"),
+        (
+            replace(INSERT, ways=[OURS, Way("quick", [0.5])]),
+            "icedb takes 4 times as long as the fastest other way, quick",
+        ),
+        (COMMITS, "icedb is 3.33 times as fast as the fastest other way, theirs"),
+        (
+            replace(COMMITS, ways=[Way("icedb", [5.0]), Way("theirs", [10.0])]),
+            "icedb takes 2 times as long as the fastest other way, theirs",
+        ),
+        (replace(INSERT, ways=[OURS, Way("a step", [1.0], "")]), "From 2 s (icedb) to 2 s (icedb)"),
+        (
+            replace(INSERT, ways=[Way("icedb, merged", [0.001]), Way("icedb, as it is", [4.0])]),
+            "From 1 ms (icedb, merged) to 4 s (icedb, as it is)",
+        ),
+    ],
+)
+def test_the_title_of_a_plot_states_the_finding(finding: Finding, expected: str) -> None:
+    assert headline(finding) == expected
+
+
 @pytest.mark.sampled(days=3)
 @pytest.mark.process
 def test_plots_are_exactly_those_of_the_page(tmp_path: Path) -> None:
@@ -180,6 +205,19 @@ def test_plots_are_exactly_those_of_the_page(tmp_path: Path) -> None:
     text = (tmp_path / "R.md").read_text()
     assert all(f"](plots/{name})" in text for name in pictures if name != "mine.png")
     assert draw(replace(COMMITS, ways=[OURS, Way("a step", [1.0], "")], curves=[]), tmp_path / "x") == []
+
+
+@pytest.mark.sampled(days=3)
+@pytest.mark.process
+def test_plots_are_drawn_again_from_the_stored_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_entries(tmp_path / "R.json", {"insert": Entry(RUN, [INSERT])})
+    monkeypatch.setattr(redraw, "RESULTS", tmp_path / "R.md")
+    monkeypatch.setattr(tips, "PLOTS", tmp_path)
+    redraw.redraw()
+    assert {p.name for p in tmp_path.glob("plots/*")} == {"insert-1.png"}
+    assert "](plots/insert-1.png)" in (tmp_path / "R.md").read_text()
+    drawn = {f"tips-{key}.png" for key, tip in tips.TIPS.items() if tip.drawn}
+    assert {p.name for p in tmp_path.glob("*.png")} == drawn
 
 
 MODULE = """

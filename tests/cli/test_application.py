@@ -22,7 +22,6 @@ from icedb import Table, __version__
 from icedb.cli import app
 from icedb.cli.base.application import Connection
 from icedb.cli.base.verb_group import EXIT_STATUSES, OTHER_NAMES, Exit
-from icedb.cli.render.output import time_text
 from icedb.cli.render.progress_bars import Bars, bars
 from icedb.errors import (
     AccessDenied,
@@ -34,6 +33,7 @@ from icedb.errors import (
     StoreUnavailable,
 )
 from icedb.util.progress import Progress, has_watcher, progress, watch_progress
+from icedb.util.times import iso_text
 from tests.cli.test_commands import command, run
 from tests.support.waiting import wait_until
 
@@ -148,7 +148,7 @@ def test_a_report_states_a_dry_run(table: Table, tmp_path: Path) -> None:
 
 def test_a_report_prints_times_as_iso(table: Table) -> None:
     report = report_of("pin", table.uri, "one")
-    assert report["as of"] == time_text(table.pins()[0].as_of_ms)
+    assert report["as of"] == iso_text(table.pins()[0].as_of_ms)
     assert "expires" not in report
     heading, _, line = run("pins", table.uri).stdout.splitlines()
     assert heading.split("  ")[0] == "name"
@@ -203,7 +203,7 @@ def test_the_name_of_another_system_names_the_verb(name: str, verb: str) -> None
 
 def test_every_verb_that_changes_a_table_has_a_dry_run_and_json() -> None:
     reading = {
-        "info", "plot", "verify", "query", "log", "parts", "partitions", "schema", "history", "diff", "list", "pins",
+        "info", "report", "verify", "query", "log", "parts", "partitions", "schema", "history", "diff", "list", "pins",
         "views",
     }  # fmt: skip
     serving = {"proxy", "ingest"}
@@ -211,7 +211,7 @@ def test_every_verb_that_changes_a_table_has_a_dry_run_and_json() -> None:
     for name, verb in group.commands.items():
         flags = {flag for parameter in verb.params for flag in parameter.opts + parameter.secondary_opts}
         assert ("--dry-run" in flags) == (name not in reading | serving), name
-        assert "--json" in flags or name in {"query", "plot"}, name
+        assert "--json" in flags or name in {"query", "report"}, name
         assert {"--profile", "--endpoint-url", "--region"} <= flags or name in serving, name
 
 
@@ -361,3 +361,16 @@ def test_short_work_has_no_bar() -> None:
 def test_bars_appear_on_a_terminal_only() -> None:
     with bars(enabled=True):  # standard error is not a terminal here
         assert not has_watcher()
+
+
+@pytest.mark.parametrize(
+    "page", ["troubleshooting", "production-checklist", "monitoring", "backup-and-retention", "cost-and-sizing"]
+)
+def test_commands_in_the_sentences_of_pages_for_operators_are_valid(page: str) -> None:
+    commands: Any = typer.main.get_command(app)
+    spans = re.findall(r"`icedb ([^`]+)`", PAGE.with_name(f"{page}.md").read_text())
+    assert spans
+    for verb, *arguments in map(shlex.split, spans):
+        assert verb in commands.commands, verb
+        if arguments:
+            commands.commands[verb].make_context(verb, arguments)  # raises for what it does not know

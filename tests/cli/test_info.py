@@ -14,9 +14,9 @@ from rich.console import Console
 
 from icedb import Table, TableHealth, Thresholds
 from icedb.cli.render.health_page import print_info
-from icedb.cli.render.output import time_text
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.operations.health.table_health import PartitionHealth, SizeClass, recommend
+from icedb.util.times import iso_text
 from tests.cli.test_commands import check_one_line, command, on_a_terminal, run, run_json
 
 NOW_MS = 1_800_000_000_000
@@ -180,6 +180,6 @@ def test_figures_are_printed_in_words(figures: dict[str, Any], text: str) -> Non
 
 
 def test_a_time_out_of_range_is_printed_as_a_number() -> None:
-    assert time_text(NOW_MS) == "2027-01-15T08:00:00.000+00:00"
+    assert iso_text(NOW_MS) == "2027-01-15T08:00:00.000+00:00"
     for unix_ms in (10**15, 10**25, -(10**15)):
-        assert time_text(unix_ms) == f"{unix_ms} (unix ms)"
+        assert iso_text(unix_ms) == f"{unix_ms} (unix ms)"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +23,12 @@ from rich.text import Text
 
 from icedb import Table, TableHealth, Thresholds
 from icedb.cli.render.health_charts import charts
-from icedb.cli.render.health_plot import draw_health
-from icedb.cli.render.output import time_text
 from icedb.cli.render.text_tables import print_list
 from icedb.operations.health.gauges import gauges
+from icedb.operations.report.page import _template
 from icedb.reader.history import log_files
-from tests.cli.test_commands import on_a_terminal, run, run_json
+from icedb.util.times import iso_text
+from tests.cli.test_commands import check_one_line, on_a_terminal, run, run_json
 from tests.repository.test_layers import loaded
 
 
@@ -308,7 +311,7 @@ def test_an_incomplete_commit_has_a_mark(table: Table) -> None:
 @pytest.mark.long
 def test_a_difference_is_printed(table: Table) -> None:
     commits = table.history()
-    times = [time_text(commits[n].at_ms) for n in (2, 1, 0)]
+    times = [iso_text(commits[n].at_ms) for n in (2, 1, 0)]
     merged = run_json("diff", table.uri, "--since", times[0], "--until", times[1], "--rows")
     assert (merged["added_rows"], merged["removed_rows"]) == (2, 2)
     assert (merged["inserted_rows"], merged["deleted_rows"]) == (0, 0)
@@ -409,28 +412,43 @@ def test_gauges_have_value_limit_and_level(table: Table) -> None:
     assert by_name["log files to read"].value == len(table.handle.read().effective) == 5
 
 
-@pytest.mark.process
-def test_plot_writes_a_png(table: Table, tmp_path: Path) -> None:
-    run("plot", table.uri, "-o", tmp_path / "table.png")
-    png = (tmp_path / "table.png").read_bytes()
-    assert png.startswith(b"\x89PNG")
-    assert len(png) < 40_000
-    due = draw_health(table.health(Thresholds(hot_parts=4)), Thresholds(hot_parts=4))
-    assert due != png, "the picture contains what is due"
-    assert "table.png" in run("plot", table.uri, "-o", tmp_path / "table.svg", status=2).stderr
+def test_report_writes_a_page_and_prints_what_is_due(table: Table, tmp_path: Path) -> None:
+    page = tmp_path / "table.html"
+    printed = " ".join(run("report", table.uri, "-o", page).stderr.split())
+    assert printed == f"Wrote {page}. Nothing is due."
+    printed = " ".join(run("report", table.uri, "-o", page, "--hot-parts", 4).stderr.split())
+    command = f"icedb merge --order newest {shlex.quote(table.uri)}"
+    assert printed == f"Wrote {page}. Most due: merge, newest first. Run: {command}"
+    assert command in html.unescape(page.read_text())
 
 
-def test_plot_without_its_extra_names_it(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    printed = run("plot", table.uri, "-o", tmp_path / "table.png", status=2).stderr
-    assert "pip install 'icedb-dagster[plot]'" in printed
-    assert not (tmp_path / "table.png").exists()
+@pytest.mark.parametrize("target", ["folder", "folder/none/page.html", "fifo"])
+def test_report_replaces_nothing_but_a_file(table: Table, tmp_path: Path, target: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    before = sorted(tmp_path.rglob("*"))
+    printed = run("report", table.uri, "-o", tmp_path / target, status=2).stderr
+    check_one_line(printed)
+    assert str(tmp_path / target.removesuffix("/page.html")) in printed
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.sampled(days=3)
-@pytest.mark.process
-def test_info_and_plot_of_an_empty_table(tmp_path: Path) -> None:
+def test_a_failed_report_leaves_the_earlier_page(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "table.html"
+    run("report", table.uri, "-o", page)
+    before = page.read_bytes()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    _template.cache_clear()
+    printed = run("report", table.uri, "-o", page, status=2).stderr
+    assert "pip install 'icedb-dagster[cli]'" in printed
+    assert page.read_bytes() == before
+    assert [path.name for path in tmp_path.glob("*unfinished*")] == []
+
+
+def test_info_and_report_of_an_empty_table(tmp_path: Path) -> None:
     table = Table.create(tmp_path / "table", storage_options={"fsync": "false"})
     assert "figures beside their thresholds" in run("info", table.uri).stdout
-    run("plot", table.uri, "-o", tmp_path / "table.png")
-    assert (tmp_path / "table.png").stat().st_size > 1_000
+    run("report", table.uri, "-o", tmp_path / "table.html")
+    page = (tmp_path / "table.html").read_text()
+    for text in ("The table has no rows.", "The table has no commit yet.", "The table has no columns yet."):
+        assert text in page

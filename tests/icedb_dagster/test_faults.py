@@ -36,7 +36,7 @@ MOMENTS = {
     "paused": "before-claim",
     "canceled": "before-claim",
 }
-MORE = ("outlived", "interrupted", "waited", "cut_off", "twins", "lost", "orphaned")
+MORE = ("unrecorded", "outlived", "interrupted", "waited", "cut_off", "twins", "lost", "orphaned")
 QUEUED = ("asked", "other", "busy", "another")
 
 
@@ -223,7 +223,20 @@ def a_merge_comes_to_its_end_whether_postgres_is_back_before_or_after_its_commit
     _check_free_and_exact(platform, *tables)
 
 
+def a_run_whose_end_its_code_server_could_not_record_fails(platform: Platform) -> None:
+    [run], [worker] = platform.stop_merges("unrecorded")
+    stack.down(platform.project, services=("postgres",))
+    os.kill(worker, signal.SIGKILL)
+    log = platform.project / ".icedb-dagster" / "logs" / "daemon.log"
+    wait_until(lambda: "_check_for_orphaned_runs" in log.read_text(), "error of the code server that observes workers")
+    platform.up()
+    assert platform.ended(run) == ["FAILURE"]
+    assert f"The worker is gone: its process {worker} has ended" in platform.why(run)
+    _check_free_and_exact(platform, "unrecorded")
+
+
 EVENTS = (
+    a_run_whose_end_its_code_server_could_not_record_fails,
     runs_of_one_table_never_overlap_however_they_were_started_and_those_of_another_do,
     runs_outlive_a_killed_daemon_and_its_successor_ends_those_that_still_work,
     two_daemons_on_one_database_leave_the_table_exact,

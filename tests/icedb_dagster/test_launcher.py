@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -97,7 +98,7 @@ def test_a_run_fails_after_a_minute_without_its_code_server(
     run = run_at({"host": "localhost", "socket": str(tmp_path / "gone")})
     assert look(run, 1000).status is WorkerStatus.RUNNING
     with monkeypatch.context() as back:
-        back.setattr(launchers, "_why_missing", lambda _run: "")
+        back.setattr(MonitoredRunLauncher, "why_missing", lambda _launcher, _run: "")
         assert look(run, 1059) == (WorkerStatus.RUNNING, None, None, None)
     assert look(run, 1060).status is WorkerStatus.RUNNING
     assert look(run, 1119).status is WorkerStatus.RUNNING
@@ -105,6 +106,16 @@ def test_a_run_fails_after_a_minute_without_its_code_server(
     assert health.status is WorkerStatus.FAILED
     assert "its code server at" in health.msg
     assert "gone cannot be reached, for 60 s" in health.msg
+
+
+def test_a_process_has_ended_if_its_pid_is_free_reused_or_of_a_zombie() -> None:
+    now_s = time.time()
+    assert not launchers._has_ended(os.getpid(), now_s)
+    assert launchers._has_ended(os.getpid(), now_s - 10_000_000), "a later process has the pid"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    wait_until(lambda: launchers._has_ended(child.pid, time.time()), "end of a child, which stays a zombie")
+    child.wait()
+    assert launchers._has_ended(child.pid, now_s)
 
 
 @pytest.mark.sampled(days=3)

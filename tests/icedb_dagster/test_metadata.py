@@ -212,18 +212,19 @@ def colours(png: bytes) -> set[str]:
     [
         (
             {f"day={n:03}": [10_000] * 3 for n in range(365)},
-            "1,095 live parts in 365 partitions, 10.4 MB in all; 1,095 are below 128 MB. A merge would take 1,095 of "
+            "1,095 live parts in 365 partitions, 10.9 MB in all; 1,095 are below 128 MiB. A merge would take 1,095 of "
             "them in 365 partitions; the most, 3, are in day=000.",
         ),
         (
             {"a": [5 * MB], "b": [200 * MB, 127 * MB], "c": [MB] * 4 + [128 * MB]},
-            "8 live parts in 3 partitions, 464 MB in all; 6 are below 128 MB. A merge would take 4 of them in 1 "
+            "8 live parts in 3 partitions, 486.5 MB in all; 6 are below 128 MiB. A merge would take 4 of them in 1 "
             "partition; the most, 4, are in c.",
         ),
-        ({"": [700]}, "1 live part in 1 partition, 700 B in all; 1 is below 128 MB. There is nothing to merge."),
+        ({"": [700]}, "1 live part in 1 partition, 700 B in all; 1 is below 128 MiB. There is nothing to merge."),
         (
             {"": [1, 2]},
-            "2 live parts in 1 partition, 3 B in all; 2 are below 128 MB. A merge would take 2 of them in 1 partition.",
+            "2 live parts in 1 partition, 3 B in all; 2 are below 128 MiB. A merge would take 2 of them in 1 "
+            "partition.",
         ),
     ],
 )

@@ -13,8 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 import griffe
 import pytest
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File
+from mkdocs.structure.pages import Page
 
-from icedb import Table
+from docs_site import hooks
+from icedb import Table, __version__
 from tests.repository.test_public_names import PUBLIC
 from tests.support.processes import run_python
 from tests.support.site.pages import ROOT
@@ -112,6 +116,54 @@ def test_pages_load_no_external_assets(site: Path, pages: dict[Path, Read]) -> N
 
 
 @built
+def test_no_page_shows_an_empty_side_bar(site: Path, pages: dict[Path, Read]) -> None:
+    hidden = set()
+    for page in pages.keys() - {site / "404.html"}:
+        [bar] = re.findall(r'<div class="md-sidebar md-sidebar--primary"[^>]*>', page.read_text())
+        if " hidden" in bar:
+            hidden.add(page.relative_to(site).as_posix())
+        else:  # the section of the navigation that has the page
+            assert re.search(r"md-nav__item--active[^\"]* md-nav__item--section", page.read_text()), page
+    assert "project/examples/simple/program.py.html" in hidden
+
+
+@built
+def test_the_header_of_each_page_has_the_version(site: Path, pages: dict[Path, Read]) -> None:
+    for page in pages.keys() - {site / "404.html"}:
+        [link] = re.findall(r'<a href="([^"]+)"[^>]*class="site-version">' + re.escape(__version__), page.read_text())
+        assert (page.parent / link).resolve() == site / "project" / "CHANGELOG.html"
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ({}, None),
+        ({"Changelog": "https://code.example/x/CHANGELOG.md"}, None),
+        ({"Repository": "https://code.example/icedb.git"}, "https://code.example/icedb"),
+        ({"repository": "https://code.example/icedb/"}, "https://code.example/icedb"),
+    ],
+)
+def test_the_repository_is_the_one_of_the_project(urls: dict[str, str], expected: str | None) -> None:
+    assert hooks.repository_of({"urls": urls} if urls else {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("page", "source"),
+    [
+        ("inputs.md", "docs/inputs.md"),
+        ("project/CHANGELOG.md", "CHANGELOG.md"),
+        ("project/examples/flights/definitions.py.md", "examples/flights/definitions.py"),
+    ],
+)
+def test_a_page_links_its_source_if_the_project_has_a_repository(page: str, source: str) -> None:
+    config = MkDocsConfig(str(ROOT / "mkdocs.yml"))
+    built = Page(None, File(page, "docs", "site", use_directory_urls=False), config)
+    assert hooks.on_pre_page(built, config).edit_url is None
+    config.repo_url = "https://code.example/icedb"
+    assert hooks.on_pre_page(built, config).edit_url == f"https://code.example/icedb/edit/main/{source}"
+
+
+@built
 def test_every_link_and_asset_resolves_with_its_anchor(site: Path, pages: dict[Path, Read]) -> None:
     wrong = [(page.relative_to(site).as_posix(), link) for page, read in pages.items()
              if page.name != "404.html" for link in broken(page, read, pages)]  # fmt: skip
@@ -135,6 +187,39 @@ def test_the_search_index_is_local_and_has_the_pages(site: Path) -> None:
     script = (site / "search" / "search_index.js").read_text()
     locations = {entry["location"] for entry in json.loads(script.partition("=")[2])["docs"]}
     assert {"format.html", "reference/table.html#icedb.Table.merge", "project/CHANGELOG.html"} <= locations
+
+
+#: A word that users search for -> its stem, and the page that has it in its title or a heading. Titles rank first.
+SEARCHES = {
+    "compaction": ("compact", "concepts/merge.html"),
+    "optimize": ("optimize", "concepts/merge.html"),
+    "vacuum": ("vacuum", "maintenance.html"),
+    "upsert": ("upsert", "how-to/upsert.html"),
+    "deduplicate": ("deduplicat", "how-to/upsert.html"),
+    "schema evolution": ("schema evolution", "schema.html"),
+    "sizing": ("sizing", "cost-and-sizing.html"),
+    "troubleshoot": ("troubleshoot", "troubleshooting.html"),
+    "quickstart": ("quickstart", "quickstart.html"),
+    "idempotent": ("idempotent", "concepts/concurrency.html"),
+    "time travel": ("time travel", "how-to/time-travel.html"),
+    "retention": ("retention", "backup-and-retention.html"),
+}
+
+
+@built
+def test_words_that_users_type_are_in_the_titles_of_their_pages(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.js").read_text().partition("=")[2])
+    titles = [
+        (
+            entry["location"].partition("#")[0],
+            f" {' '.join(re.split(index['config']['separator'], entry['title'].lower()))}",
+        )
+        for entry in index["docs"]
+    ]
+    for word, (stem, page) in SEARCHES.items():
+        titled = {location for location, title in titles if f" {stem}" in title}
+        assert page in titled, word
+        assert len({location for location in titled if not location.startswith(("reference/", "project/"))}) <= 6, word
 
 
 @built

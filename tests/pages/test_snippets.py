@@ -1,4 +1,4 @@
-"""The Python of each page runs as one program with the stated results, then its commands run.
+"""The Python and the commands of each page run as one program, in order, with the stated results.
 
 Pages that start Spark are in tests/pages/test_snippets_spark.py, so that other pages do not wait for them.
 """
@@ -17,7 +17,9 @@ ELSEWHERE = {
     "proxy.md": "services/proxy/test_page.py",
     "iceberg-catalog.md": "services/proxy/iceberg/test_page.py",
     "ingest.md": "services/ingest/test_page.py",
+    "quickstart.md": "pages/test_newcomer.py",
     "tutorial.md": "pages/test_newcomer.py",
+    "tutorial-dagster.md": "pages/test_newcomer.py",
 }
 PAGES = [page for page in runnable_pages(spark=False) if page.relative_to(DOCS).as_posix() not in ELSEWHERE]
 
@@ -38,7 +40,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.Fix
 
 def test_pages_about_programs_have_code_to_run() -> None:
     names = {page.relative_to(DOCS).as_posix() for page in PAGES}
-    assert names >= {"import.md", "queries.md", "schema.md", "v3.md", "how-to/time-travel.md"}
+    assert names >= {"cheat-sheet.md", "queries.md", "schema.md", "how-to/from-v3.md", "how-to/time-travel.md"}
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
@@ -57,6 +59,9 @@ def test_a_page_omitted_here_is_run_by_another_test(page: str, test: str) -> Non
         "if False:\n    print(1)  # 1",
         "try:\n    pass\nexcept ValueError as error:\n    print(error)  # ...",
         "1.0  # 1",
+        "1 + 1\n# 3",
+        "[1, 2]\n# [1,\n#  3]\n# A third line.",
+        "print('a b')\n# a\n# c",
     ],
 )
 def test_a_wrong_result_on_a_page_is_detected(code: str) -> None:
@@ -66,7 +71,9 @@ def test_a_wrong_result_on_a_page_is_detected(code: str) -> None:
 
 def test_only_comments_with_results_are_compared() -> None:
     code = "1 + 1  # 2\n[1]  # [1]  the first\nprint('a b c')  # a...c\nlen('a')  # of one\nx = 3  # 4\n"
+    below = "[1, 2]\n# [1,\n#  2]\n# Not of it.\nprint('a b')\n# a\n# b\n\nlen('a')\n# Of one.\nx = 3\n# 4\n"
     assert execute(code, "page") == 3
+    assert execute(below, "page") == 2
 
 
 @pytest.mark.sampled(days=3)
@@ -90,6 +97,17 @@ def test_commands_of_a_page_run_unless_they_never_end(line: str, runs: bool, tmp
         done = run_page(page, tmp_path)
         assert done.returncode != 0, "the table does not exist"
         assert "exit status" in done.stderr
+
+
+def test_commands_run_in_the_order_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nimport icedb\n\ntable = icedb.Table.create('t')\ntable.insert([{'n': 1}])\n```\n"
+        "```sh\nicedb delete t --where 'n = 1' \\\n    --yes\n```\n"
+        "```python\ntable.query('SELECT count(*) FROM t').fetchall()  # [(0,)]\n```\n"
+    )
+    done = run_page(page, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.sampled(days=3)

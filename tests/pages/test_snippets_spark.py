@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import clean_environment, run_python
 from tests.support.site.pages import DOCS, ROOT, bucket_of, runnable_pages
 
-#: The short run has most of what it shows in how-to/spark.md.
+#: The short run has a write of it in the README.
 LONGEST = DOCS / "spark.md"
 OTHERS = [page for page in runnable_pages(spark=True) if page != LONGEST]
 #: Runs pages one after the other in one process, whose Java they share, each in the same folder, empty again.

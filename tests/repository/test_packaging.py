@@ -126,7 +126,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     for package in PACKAGES:
         assert f"{package}/py.typed" in names
     kinds = {Path(name).suffix for name in names if ".dist-info/" not in name and not name.endswith("py.typed")}
-    assert kinds == {".py", ".txt", ".yaml"}
+    assert kinds == {".css", ".jinja", ".js", ".py", ".txt", ".yaml"}
     here = {p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py")}
     assert here == {name for name in names if name.endswith(".py")}
 
@@ -181,6 +181,23 @@ def test_programs_that_use_the_wheel_are_typed(alone: Path, tmp_path: Path) -> N
     assert notes[1] == 'note: Revealed type is "list[tuple[Any, ...]]"'
     assert 'Unexpected keyword argument "partition"' in notes[2]
     assert "icedb.errors.IceDBError" in notes[-1]
+
+
+def _packages_of(extra: str) -> set[str]:
+    """Return the packages that an extra names, and those of the extras that it includes."""
+    packages = set()
+    for wanted in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        packages |= set().union(*map(_packages_of, wanted.extras)) if wanted.name == PROJECT["name"] else {wanted.name}
+    return packages
+
+
+def test_an_extra_installs_neither_spark_nor_dagster_unless_it_is_for_them() -> None:
+    development = {"demo", "bench", "dev", "ui", "dbt-tests"}
+    with_package = {
+        name: {e for e in PROJECT["optional-dependencies"] if name in _packages_of(e)} - development
+        for name in ("pyspark", "dagster")
+    }
+    assert with_package == {"pyspark": {"spark", "dagster-spark"}, "dagster": {"dagster", "aws", "dagster-spark"}}
 
 
 def test_every_extra_has_a_smoke_of_its_own() -> None:

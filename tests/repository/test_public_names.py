@@ -33,7 +33,7 @@ PUBLIC = {
             StoreUnavailable SymbolicLink TableExists TableNotFound TooManyColumns TooManyPartitions
             UncoordinatedMaintenance UnknownColumn UnsupportedStore UnsupportedType WriterClosed
         """,
-        "icedb.spark": "SparkEngine frame read register upsert write",
+        "icedb.spark": "SparkEngine frame read register translate_error upsert write",
         "icedb.testing": """
             ClockedStore Crash Fault FaultyStore Kind ManualClock Request SkewedClock check_sound
             create_table live_to_v3_readers open_table
@@ -51,8 +51,8 @@ PUBLIC = {
             CommitsSensor ConnectSpark EmrServerlessSpark EmrSpark FreshnessCheck HorizonCheck
             IceDBIOManager IceDBResource IceDBResourceComponent IceDBTableComponent LocalSpark LogDepthCheck
             MaintenanceSensor ObjectsCheck QuarantineCheck SchemaCheck SmallPartsCheck SparkPlace StandaloneSpark
-            TableChecks TableExport TimeToLive build_observation build_table_checks build_table_definitions ensure_pool
-            icedb_pool observable_table spark_progress sql_asset table_spec
+            TableChecks TableExport TimeToLive build_observation build_run_retention build_table_checks
+            build_table_definitions ensure_pool icedb_pool observable_table spark_progress sql_asset table_spec
         """,
         "icedb_dagster.launcher": "MonitoredRunLauncher",
     }.items()

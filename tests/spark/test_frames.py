@@ -9,8 +9,11 @@ import pytest
 pytest.importorskip("pyspark")
 
 
+import pandas as pd
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from icedb import Table
 from icedb.errors import (
@@ -241,3 +244,37 @@ def test_rows_choose_their_partitions_in_every_task(spark: SparkSession, create_
     with pytest.raises(InvalidPartitionValue):
         table.insert(numbers(spark, 1).selectExpr("n", "'d=1/../../out' AS _partition"))
     assert content(table) == [(n,) for n in range(6)]
+
+
+@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.parametrize("hidden", ["false", "true"])
+@pytest.mark.parametrize("kind", ["plain", "pandas", "arrow"])
+def test_a_python_function_that_fails_is_an_invalid_batch(
+    spark: SparkSession, create: Create, kind: str, hidden: str
+) -> None:
+    def fail(values: Any) -> Any:
+        raise ValueError("bad record")
+
+    def fail_pandas(values: pd.Series) -> pd.Series:
+        return fail(values)
+
+    def fail_arrow(values: pa.Array) -> pa.Array:
+        return fail(values)
+
+    function = {
+        "plain": F.udf(fail, "long"),
+        "pandas": F.pandas_udf(fail_pandas, "long"),
+        "arrow": F.arrow_udf(fail_arrow, "long"),
+    }[kind]
+    table = create([{"n": 0}])
+    frame = numbers(spark, 1, tasks=1).select(function("n").alias("n"))
+    setting = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
+    spark.conf.set(setting, hidden)
+    try:
+        for txn in (None, ("app", 1)):
+            with pytest.raises(InvalidBatch, match=r": the frame cannot be computed: ValueError: bad record$"):
+                table.insert(frame, txn=txn)
+    finally:
+        spark.conf.unset(setting)
+    assert content(table) == [(0,)]
+    assert part_keys(table) == {p.key for p in table.snapshot().parts}

@@ -6,14 +6,25 @@ real ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from icedb.errors import CommitStateUnknown, IceDBError, InvalidBatch, SchemaConflict, SparkJobFailed, StoreUnavailable
+from icedb.errors import (
+    CommitStateUnknown,
+    IceDBError,
+    InvalidBatch,
+    InvalidOption,
+    SchemaConflict,
+    SnapshotExpired,
+    SparkJobFailed,
+    StoreUnavailable,
+)
 from icedb.operations.commits.publish import publish_append
+from icedb.operations.write.spark_errors import explained
 from icedb.operations.write.spark_frames import append_frame, overwrite_frame
 from icedb.table import Table
 from icedb.transaction.table_handle import Handle
@@ -29,6 +40,12 @@ UDF = "Job aborted due to stage failure: Traceback (most recent call last):\n  F
 PYTHON = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "{}\nOSError: no'
 UDF_ALONE = PYTHON.format('users.py", line 7, in name_of')
 IN_COMMIT = PYTHON.format('icedb/spark/datasource/writer.py", line 7, in commit')
+HIDDEN = "An exception was thrown from the Python worker:\nValueError: no such user"
+# Java's traces of the same text: an error in a task of the job, and one in the commit, on the driver.
+TASK_TRACE = "PythonException: x\n\tat org.apache.spark.executor.Executor$TaskRunner.run(Executor.scala:906)"
+COMMIT_TRACE = (
+    "PythonException: x\n\tat org.apache.spark.sql.execution.python.PythonPlannerRunner.runInPython(x.scala:9)"
+)
 QUERY = "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"
 OVER_CONNECT = f"(org.apache.spark.SparkArithmeticException) {QUERY}"
 OURS = f"{UDF}\nicedb.errors.SchemaConflict: lake: column 'n' is BIGINT in the table"
@@ -75,11 +92,19 @@ def table(local: Any) -> Table:
     return table
 
 
-def failing(text: str, *, committed: bool = False) -> Callable[[PlayedJob], None]:
+class JavaError(RuntimeError):
+    """An error of a classic Spark session, with Java's trace."""
+
+    def __init__(self, text: str, trace: str) -> None:
+        super().__init__(text)
+        self._stackTrace = trace  # where Spark keeps it
+
+
+def failing(text: str, *, committed: bool = False, trace: str = "") -> Callable[[PlayedJob], None]:
     def end(job: PlayedJob) -> None:
         if committed:
             job.commit()
-        raise RuntimeError(text)
+        raise JavaError(text, trace)
 
     return end
 
@@ -119,6 +144,38 @@ def test_a_job_that_failed_in_a_task_was_not_published(table: Table, text: str, 
         play(table, failing(text))
 
 
+@pytest.mark.parametrize("text", [HIDDEN, UDF_ALONE, IN_COMMIT])
+def test_java_tells_a_function_of_the_frame_from_the_commit(table: Table, text: str) -> None:
+    """A session may hide Python's tracebacks, and a function of the frame may be named `commit`."""
+    with pytest.raises(InvalidBatch, match=r": the frame cannot be computed: (ValueError: no such user|OSError: no)$"):
+        play(table, failing(text, trace=TASK_TRACE))
+    if text != UDF_ALONE:
+        for trace in (
+            "",
+            COMMIT_TRACE,
+            f"{COMMIT_TRACE}\n\tSuppressed: {TASK_TRACE}",
+            f"{COMMIT_TRACE}\nCaused by: {TASK_TRACE}",
+        ):
+            with pytest.raises(CommitStateUnknown):
+                play(table, failing(text, trace=trace))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("users.Unknown: no such user\nand more", "users.Unknown: no such user"),
+        ("KeyError: 7", "KeyError: 7"),
+        ("Traceback (most recent call last):\n  File x\n    f()\nusers.Unknown: no", "users.Unknown: no"),
+        ("ConnectionRefusedError: Connection refused", "ConnectionRefusedError: Connection refused"),
+        ("  ", "without a message"),
+    ],
+)
+def test_the_reason_is_the_error_of_the_function(table: Table, error: str, reason: str) -> None:
+    with pytest.raises(InvalidBatch) as caught:
+        play(table, failing(f"An exception was thrown from the Python worker:\n{error}", trace=TASK_TRACE))
+    assert str(caught.value) == f"{table.uri}: the frame cannot be computed: {reason}"
+
+
 @pytest.mark.parametrize("text", [WORKER_GONE, LOST, CANCELLED, "who knows"])
 def test_a_committed_job_returns_its_commit_despite_an_error(table: Table, text: str) -> None:
     commit = play(table, failing(text, committed=True))
@@ -149,3 +206,43 @@ def test_a_stale_view_is_reported_for_committed_rows(table: Table) -> None:
     behind = f"{WORKER_GONE}\nicedb.errors.StaleView: lake: the rows are committed, and the views ['v'] lack them"
     with pytest.raises(IceDBError, match="views"):
         play(table, failing(behind, committed=True))
+
+
+NO_PATH = "[PATH_NOT_FOUND] Path does not exist: file:/nope. SQLSTATE: 42K03"
+NO_TABLE = (
+    "[TABLE_OR_VIEW_NOT_FOUND] The view `c` cannot be found. Verify it.\nSearch path: [x]. SQLSTATE: 42P01; line 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (NO_PATH, "Path does not exist: file:/nope."),
+        (f"(org.apache.spark.sql.AnalysisException) {NO_PATH}", "Path does not exist: file:/nope."),
+        (NO_TABLE, "The view `c` cannot be found. Verify it."),
+    ],
+)
+def test_an_input_that_spark_rejects_is_an_error_in_words(table: Table, text: str, words: str) -> None:
+    error = explained(RuntimeError(text), table="lake")
+    assert type(error) is InvalidOption
+    assert str(error) == f"lake: Spark rejected the input: {words} Correct it."
+    with pytest.raises(InvalidBatch, match=re.escape(words)):
+        play(table, failing(text))
+
+
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("file:///lake/t/_data/day=1/ab.parquet", "/lake/t: the frame reads the part '_data/day=1/ab.parquet', which"),
+        ("s3a://bucket/t/_data/ab.parquet", "s3://bucket/t: the frame reads the part '_data/ab.parquet', which"),
+    ],
+)
+def test_a_deleted_part_of_a_frame_is_an_expired_snapshot(table: Table, file: str, lost: str) -> None:
+    text = f"[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file {file}. File does not exist. It"
+    for message in (text, f"An error occurred while calling o2.save.\n: org.apache.spark.SparkException: {text}"):
+        with pytest.raises(SnapshotExpired) as caught:
+            play(table, failing(message))
+        assert str(caught.value).startswith(lost)
+    other = "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:/x/y.parquet. File does not"
+    with pytest.raises(InvalidBatch, match="FILE_NOT_EXIST"):
+        play(table, failing(other))

@@ -473,6 +473,33 @@ def test_the_native_scan_prunes_columns_and_partitions(spark: SparkSession, crea
     assert [r.n for r in frame.collect()] == [7]
 
 
+def test_filters_on_a_stored_partition_column_skip_partitions(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["place", "day", "k", "n % 2 AS half"], sort_by=["n"])
+    days = [date(2026, 11, 1), date(2026, 11, 2), None, date(2026, 11, 1)]
+    table.insert(pa.table({"n": range(4), "place": ["A", "B", None, "a b"], "day": days, "k": [1, -2, None, 3]}))
+    table.insert([{"n": 4, "place": "A", "day": days[0], "k": 1}])
+    table.merge()
+    filters = ("place = 'A'", "day = date'2026-11-01' AND k > 0", "place IS NULL", "half = 0 AND place <> 'B'")
+    frame = icedb_spark.read(spark, table.uri)
+    check_same(frame, table.snapshot())
+    for condition in filters:
+        plan = plan_of(frame.where(condition))
+        assert "FileScan parquet" in plan
+        assert "PartitionFilters: []" not in plan
+        check_same(frame.where(condition), table.snapshot(), where=condition.replace("date'", "DATE '"))
+
+    # A row of another partition than its values say: the paths do not have its values.
+    table.insert([{"n": 9, "place": "A", "_partition": "place=B/day=2026-11-09/k=7/half=0"}])
+    columns = ["n", "place", "k"]
+    stored = icedb_spark.read(spark, table.uri, columns=columns)
+    assert "PartitionFilters: []" in plan_of(stored.where("place = 'A'"))
+    for condition in ("place = 'A'", "place = 'B'", "k IS NULL"):
+        check_same(stored.where(condition), table.snapshot(), columns=columns, where=condition)
+    everything = icedb_spark.read(spark, table.uri)
+    assert not is_native(everything)
+    check_same(everything, table.snapshot())
+
+
 @pytest.mark.sampled(days=3)
 def test_parts_are_listed_without_a_spark_job(spark: SparkSession, create: Create) -> None:
     setting = "spark.sql.sources.parallelPartitionDiscovery.threshold"

@@ -1,4 +1,4 @@
-"""Run the tutorial as a user with only a clone and Python does (`make newcomer`).
+"""Run the quickstart and the tutorials as a user with only a clone and Python does (`make newcomer`).
 
     python tests/support/newcomer.py                  a fresh clone of the commit, a fresh environment, all pages
     python tests/support/newcomer.py --uncommitted    the same with the working tree
@@ -38,7 +38,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+QUICKSTART = Path("docs") / "quickstart.md"
 TUTORIAL = Path("docs") / "tutorial.md"
+#: Continues in the folder of the tutorial.
+DAGSTER = Path("docs") / "tutorial-dagster.md"
 #: The suffix of the file of a block in a language.
 SUFFIXES = {"python": ".py", "sql": ".sql", "yaml": ".yaml"}
 #: The terminal of the steps.
@@ -118,10 +121,9 @@ def _file_of(paragraph: str, language: str, number: int) -> str:
 
 
 def quick(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that need neither a network nor servers. The test suite follows them."""
-    slow = {step.section for step in steps if "icedb-dagster up" in step.text}
+    """Return the steps that install nothing. The test suite follows them."""
     installing = re.compile(r"-m venv|pip install|/activate")
-    return [step for step in steps if step.section not in slow and not installing.search(step.text)]
+    return [step for step in steps if not installing.search(step.text)]
 
 
 def follow(steps: Sequence[Step], folder: Path, env: Mapping[str, str], *, tell: Callable[[str], None]) -> None:
@@ -216,8 +218,8 @@ def _pattern(text: str) -> str:
 
 
 def main() -> int:
-    """Follow the tutorial. The exit status is 1 if a step fails."""
-    parser = argparse.ArgumentParser(description="Follow the tutorial word by word in a fresh clone.")
+    """Follow the quickstart and the tutorials. The exit status is 1 if a step fails."""
+    parser = argparse.ArgumentParser(description="Follow the quickstart and the tutorials in a fresh clone.")
     parser.add_argument("--uncommitted", action="store_true", help="the files as they are, not what is committed")
     parser.add_argument("--keep", action="store_true", help="do not delete the folder at the end")
     arguments = parser.parse_args()
@@ -226,14 +228,17 @@ def main() -> int:
         env = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
         paths = env["PATH"].split(os.pathsep)
         env["PATH"] = os.pathsep.join(path for path in paths if not Path(path).is_relative_to(ROOT))
-        clone, own = folder / "clone", folder / "newcomer"
-        own.mkdir()
+        clone = folder / "clone"
         _say(f"a clone, and a wheel of it, in {folder}")
         (_copy if arguments.uncommitted else _clone)(clone)
-        follow(steps_of((clone / TUTORIAL).read_text()), own, env | _wheel(clone, folder, env), tell=_say)
-        _say("The tutorial does what it says.")
+        env |= _wheel(clone, folder, env)
+        for pages in ((QUICKSTART,), (TUTORIAL, DAGSTER)):
+            own = folder / pages[0].stem
+            own.mkdir()
+            follow([step for page in pages for step in steps_of((clone / page).read_text())], own, env, tell=_say)
+        _say("The pages do what they say.")
     except Misled as error:
-        _say(f"{TUTORIAL}: {error}")
+        _say(str(error))
         return 1
     finally:
         _end(folder)

@@ -1,4 +1,4 @@
-"""A headless Chromium on the example's platform, and the pictures that it takes.
+"""A headless Chromium, the example's platform, and the pictures that the browser takes.
 
 `make ui-test` sets the browser in `CHROMIUM`. The pictures are written to `docs/images` after all tests have passed.
 When a test fails, a picture of the page and the browser's console are in the test's folder.
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.object_stores.stores import S3Server
 from tests.ui.example_platform import ExamplePlatform, example_platform
@@ -48,23 +48,62 @@ def platform(lake: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         yield running
 
 
-@pytest.fixture(scope="module")
-def page(platform: ExamplePlatform, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """Return one page for all tests, with its own profile and without names beside the navigation's icons."""
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Return the browser, without a page."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     assert path, "Chromium is missing: apt-get install chromium, or set CHROMIUM to its path"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(FLAGS))
-        page = browser.new_page(base_url=platform.url, viewport={"width": 1280, "height": 800}, timezone_id="UTC")
-        page.set_default_timeout(60_000)
-        console: list[str] = []
-        request.node.stash[CONSOLE] = console
-        page.on("console", lambda message: console.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: console.append(f"error: {error}"))
-        page.goto("/runs")
-        page.get_by_text("Hide navigation").click()
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, platform: ExamplePlatform, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """Return one page for all tests, with its own profile and without names beside the navigation's icons."""
+    page = browser.new_page(base_url=platform.url, viewport={"width": 1280, "height": 800}, timezone_id="UTC")
+    page.set_default_timeout(60_000)
+    console: list[str] = []
+    request.node.stash[CONSOLE] = console
+    page.on("console", lambda message: console.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: console.append(f"error: {error}"))
+    page.goto("/runs")
+    page.get_by_text("Hide navigation").click()
+    yield page
+    page.close()
+
+
+class LocalPage:
+    """A page of a file, with the addresses that it requested elsewhere and the errors of its console."""
+
+    def __init__(self, browser: Browser, file: Path, **options: Any) -> None:
+        self.beyond: list[str] = []
+        self.problems: list[str] = []
+        self.page = browser.new_page(**options)
+        self.page.on("request", lambda request: self._note(request.url))
+        self.page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.goto(file.as_uri())
+
+    def _note(self, url: str) -> None:
+        if not url.startswith(("file:", "data:", "about:")):
+            self.beyond.append(url)
+
+    def close(self) -> None:
+        """Close the page, which must have requested nothing and logged no error."""
+        self.page.close()
+        assert (self.beyond, self.problems) == ([], [])
+
+
+def brightness(page: Page) -> int:
+    """Return the brightness of the page's background, from 0 to 765."""
+    background = "getComputedStyle(document.body).backgroundColor"
+    return int(page.evaluate(f"{background}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0)"))
+
+
+# A column of the documentation is 750 pixels wide.
+WIDTH_MAX = 1_000
 
 
 class Pictures:
@@ -74,20 +113,34 @@ class Pictures:
         self.folder = folder
         self.taken: list[str] = []
 
-    def take(self, name: str, of: Any) -> None:
-        """Take a picture of a page or an element after it has settled."""
+    def take(self, name: str, of: Any, crop: tuple[int, int, int, int] | None = None) -> None:
+        """Take a picture of a page or an element after it has settled.
+
+        `crop`: the left, top, right and bottom of what a page of the documentation shows. With at most WIDTH_MAX pixels
+        its text can be read there.
+        """
         page = of if isinstance(of, Page) else of.page
         page.mouse.move(0, 0)
         page.wait_for_timeout(1500)  # icons and fonts come late, and tooltips go late
-        of.screenshot(path=self.folder / f"ui-{name}.png", animations="disabled")
+        path = self.folder / f"ui-{name}.png"
+        of.screenshot(path=path, animations="disabled")
+        with Image.open(path) as taken:
+            cropped = taken.crop(crop or (0, 0, *taken.size))
+        assert cropped.width <= WIDTH_MAX, f"{name} is {cropped.width} pixels wide. Crop it."
+        cropped.save(path)
         self.taken.append(name)
 
     def publish(self, folder: Path) -> None:
         """Write them to the documentation's images, compressed."""
         for name in self.taken:
-            with Image.open(self.folder / f"ui-{name}.png") as taken:
-                few = taken.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-                few.save(folder / f"ui-{name}.png", "PNG", optimize=True)
+            publish(self.folder / f"ui-{name}.png", folder)
+
+
+def publish(picture: Path, folder: Path = IMAGES) -> None:
+    """Write a picture to the documentation's images, compressed."""
+    with Image.open(picture) as taken:
+        few = taken.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        few.save(folder / picture.name, "PNG", optimize=True)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_a_merge_is_launched_by_a_click_and_succeeds(page: Page, platform: Examp
     after = platform.table("events").snapshot()
     assert len(after.parts) < len(before.parts)
     assert after.rows == before.rows
-    pictures.take("merge", page)
+    pictures.take("merge", page, (66, 0, 912, 790))
 
 
 def test_an_asset_is_materialized_by_a_click(page: Page, platform: ExamplePlatform) -> None:
@@ -69,7 +69,7 @@ def test_the_page_of_an_asset_shows_its_table(page: Page, platform: ExamplePlatf
     expect(row(page, "icedb/live_parts")).to_contain_text(str(len(table.parts)))
     expect(row(page, "icedb/preview")).to_contain_text("aurora-fashion")
     page.set_viewport_size({"width": 1440, "height": 900})  # else the badges lie over each other
-    pictures.take("asset", page)
+    pictures.take("asset", page, (70, 105, 1020, 840))
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
@@ -82,14 +82,14 @@ def test_the_events_of_an_asset_are_its_materializations(
     records = platform.instance.fetch_observations(dg.AssetKey("daily_metrics"), limit=100).records
     observations = [record.asset_observation for record in records]
     assert all(observation is not None and observation.data_version for observation in observations)
-    pictures.take("events", page)
+    pictures.take("events", page, (372, 160, 1280, 800))
 
 
 def test_the_partitions_of_an_asset_have_a_status(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     page.goto("/assets/daily_metrics?view=partitions")
     expect(page.get_by_text("Materialized").first).to_be_visible()
     expect(page.get_by_text(f"{DAYS}").first).to_be_visible()
-    pictures.take("partitions", page)
+    pictures.take("partitions", page, (66, 105, 1016, 660))
 
 
 def test_the_chart_of_part_sizes_has_a_text(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
@@ -97,7 +97,7 @@ def test_the_chart_of_part_sizes_has_a_text(page: Page, platform: ExamplePlatfor
     page.goto("/assets/daily_metrics")
     picture = opened_picture(page, "icedb/part_sizes")
     assert f"{parts} live parts in {DAYS} partitions" in (picture.get_attribute("alt") or "")
-    pictures.take("part-sizes", page)
+    pictures.take("part-sizes", page.get_by_role("dialog"))
 
 
 def test_the_dashboard_is_materialized_by_a_click(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
@@ -110,7 +110,7 @@ def test_the_dashboard_is_materialized_by_a_click(page: Page, platform: ExampleP
     page.set_viewport_size({"width": 1840, "height": 1220})  # as wide as the picture
     picture = opened_picture(page, "dashboard")
     assert f"{sessions[0]:,} sessions" in (picture.get_attribute("alt") or "")
-    pictures.take("dashboard", page.get_by_role("dialog"))
+    pictures.take("dashboard", page.get_by_role("dialog"), (20, 40, 945, 655))
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
@@ -128,7 +128,7 @@ def test_a_failed_check_is_red(page: Page, platform: ExamplePlatform, pictures: 
     badge = page.get_by_text("Failed", exact=True).last
     red, green, blue = map(int, re.findall(r"\d+", badge.evaluate("e => getComputedStyle(e).color"))[:3])
     assert red > 1.5 * max(green, blue)
-    pictures.take("check", page)
+    pictures.take("check", page, (372, 105, 1280, 720))
 
 
 def test_a_schedule_is_switched_on_by_a_click(page: Page, platform: ExamplePlatform) -> None:
@@ -142,7 +142,7 @@ def test_a_sensor_is_switched_on_by_a_click_and_runs(page: Page, platform: Examp
     switch_on(page)
     until(lambda: SENSOR in platform.switched_on(), "sensor that is on", seconds_max=20)
     expect(page.get_by_text(re.compile(r"\d+ runs? requested")).first).to_be_visible()  # of its first tick
-    pictures.take("sensor", page)
+    pictures.take("sensor", page, (66, 0, 1016, 415))
 
 
 def test_the_graph_has_each_table_with_its_kinds_and_lineage(page: Page, pictures: Pictures) -> None:
@@ -154,7 +154,7 @@ def test_the_graph_has_each_table_with_its_kinds_and_lineage(page: Page, picture
         expect(page.get_by_text(kind, exact=True)).to_have_count(count)
     expect(page.locator("path[marker-end]")).to_have_count(7)  # the lineage
     expect(page.get_by_text("5 / 6 Passed")).to_be_visible()
-    pictures.take("lineage", page)
+    pictures.take("lineage", page, (420, 160, 1390, 625))
 
 
 def shown(page: Page, title: str) -> Locator:

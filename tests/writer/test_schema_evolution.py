@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -115,19 +116,105 @@ def batch(type_: pa.DataType, *values: Any) -> pa.Table:
     return pa.table({"x": pa.array(values, type_)})
 
 
-#: The type of the table, a batch of another type, and the values after a cast, or None if it is rejected.
-CASTS: list[tuple[str, pa.Table, Sequence[Any] | None]] = [
+#: The type of the table, a batch of a type whose values it all holds, and the stored values.
+WIDENED: list[tuple[str, pa.Table, Sequence[Any]]] = [
     ("BIGINT", batch(pa.int32(), 1, -2, None), [-2, 1, None]),
     ("BIGINT", batch(pa.uint32(), 2**32 - 1), [2**32 - 1]),
+    ("INTEGER", batch(pa.int8(), -128), [-128]),
+    ("DOUBLE", batch(pa.float32(), 0.5), [0.5]),
+    ("DOUBLE", batch(pa.int32(), 2**31 - 1), [float(2**31 - 1)]),
+    ("DECIMAL(10,3)", batch(pa.decimal128(9, 2), Decimal("1.25")), [Decimal("1.250")]),
+]
+
+
+@pytest.mark.parametrize(("declared", "data", "stored"), WIDENED, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_narrower_type_is_widened(declared: str, data: pa.Table, stored: Sequence[Any], local: Place) -> None:
+    table = Table.create(local.uri, schema={"x": declared}, sort_by=["x"], storage_options={"fsync": "false"})
+    assert table.insert(data).rows == data.num_rows
+    assert rows(table, "SELECT x FROM t ORDER BY x NULLS LAST") == [(value,) for value in stored]
+    assert table.schema() == {"x": declared}
+    assert table.verify(deep=True).ok
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pa.table({"ID": pa.array([1], pa.int64()), "Price": pa.array([Decimal("1.5")], pa.decimal128(4, 1))}),
+        [{"Id": 1, "PRICE": Decimal("1.5")}],
+        "Id,PRICE\n1,1.5\n",
+        '{"Id": 1, "PRICE": 1.5}\n',
+    ],
+    ids=["arrow", "dicts", "csv", "json lines"],
+)
+def test_the_case_of_a_name_does_not_matter(data: Any, local: Place, tmp_path: Path) -> None:
+    table = Table.create(local.uri, schema={"id": "BIGINT", "price": "DECIMAL(10,2)"}, sort_by=["id"])
+    if isinstance(data, str):
+        file = tmp_path / ("rows.jsonl" if data.startswith("{") else "rows.csv")
+        file.write_text(data)
+        data = str(file)
+    table.insert(data)
+    table.overwrite(data)
+    assert table.schema() == {"id": "BIGINT", "price": "DECIMAL(10,2)"}
+    assert rows(table, "SELECT id, price FROM t") == [(1, Decimal("1.50"))]
+    for twice in ({"ID": 1, "Id": 2}, {"ID": 1, "id": 2}):
+        with pytest.raises(InvalidBatch, match="differ only in case"):
+            table.insert([twice])
+    table.insert([{"straße": 1}])
+    with pytest.raises(InvalidBatch, match="differ only in case"):  # another name to SQL and to Spark
+        table.insert([{"STRASSE": 2}])
+
+
+# ------------------------------------------------------------------------------------------------ partition columns
+
+
+@pytest.fixture
+def computed(local: Place) -> Table:
+    """Return a table with two computed partition columns and a row."""
+    table = Table.create(local.uri, partition_by=["CAST(ts AS DATE) AS day", "n % 2 AS half"], sort_by=["n"])
+    table.insert([{"n": 1, "ts": datetime(2026, 11, 1, 10)}])
+    return table
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["the same handle", "another handle"])
+def test_rows_of_a_query_can_be_inserted_again(computed: Table, fresh: bool) -> None:
+    read = computed.query("SELECT n + 2 AS n, ts, day, half FROM t").to_arrow_table()
+    table = Table.open(computed.uri) if fresh else computed
+    table.insert(read)
+    table.insert([{"n": 5, "ts": datetime(2026, 11, 1, 10), "DAY": "2026-11-01"}])  # the text of a date
+    table.insert(pa.table({"n": [7], "ts": [datetime(2026, 11, 1, 10)], "day": pa.array([None], pa.date32())}))
+    assert table.schema() == {"n": "BIGINT", "ts": "TIMESTAMP"}
+    assert rows(table, "SELECT n, day, half FROM t ORDER BY n") == [(n, date(2026, 11, 1), 1) for n in (1, 3, 5, 7)]
+    table.overwrite(table.query("SELECT * FROM t WHERE n < 5").to_arrow_table(), partitions=["day=2026-11-01/half=1"])
+    assert rows(table, "SELECT n FROM t ORDER BY n") == [(1,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"day": date(2026, 11, 2)}, "column 'day' .* in 1 rows, for example '2026-11-02' instead of '2026-11-01'"),
+        ({"day": date(2026, 11, 1), "half": 0}, r"'half' .* '0' instead of '1'\. The table computes it as \(n % 2\)"),
+        ({"half": 1.25}, "'1.25' instead of '1'"),
+        ({"half": 1, "ts": None, "day": date(2026, 11, 1)}, "'2026-11-01' instead of null"),
+        ({"_partition": "day=2026-11-01/half=1", "day": date(2026, 11, 1)}, "brings a column 'day'"),
+    ],
+)
+def test_a_computed_column_with_other_values_is_rejected(computed: Table, wrong: dict[str, Any], message: str) -> None:
+    before = objects(computed)
+    for on_conflict in ("raise", "cast", "quarantine"):
+        with pytest.raises(InvalidBatch, match=message):
+            computed.insert([{"n": 1, "ts": datetime(2026, 11, 1, 10)} | wrong], on_conflict=on_conflict)
+    assert objects(computed) == before
+
+
+#: The type of the table, a batch of another type, and the values after a cast, or None if it is rejected.
+CASTS: list[tuple[str, pa.Table, Sequence[Any] | None]] = [
     ("BIGINT", batch(pa.uint64(), 1), None),
     ("INTEGER", batch(pa.int64(), 1), None),
     ("UBIGINT", batch(pa.int8(), 1), None),
     ("DOUBLE", batch(pa.int64(), 2**53, -1), [-1.0, float(2**53)]),
     ("DOUBLE", batch(pa.int64(), 2**53 + 1), None),
-    ("DOUBLE", batch(pa.float32(), 0.5), [0.5]),
     ("FLOAT", batch(pa.float64(), 0.5), None),
     ("DOUBLE", batch(pa.decimal128(9, 2), Decimal("1.25")), [1.25]),
-    ("DECIMAL(10,3)", batch(pa.decimal128(9, 2), Decimal("1.25")), [Decimal("1.250")]),
     ("DECIMAL(9,2)", batch(pa.decimal128(10, 3), Decimal("1.250")), None),
     ("DECIMAL(4,2)", batch(pa.int64(), 99), [Decimal("99.00")]),
     ("DECIMAL(4,2)", batch(pa.int64(), 100), None),

@@ -7,9 +7,10 @@ import typer
 from rich.text import Text
 
 from icedb.cli.base.application import INSPECT, Connection, Json, Uri, time_option, verb
-from icedb.cli.render.output import output, time_text, write_json
-from icedb.cli.render.text_tables import Cell, number_text, print_list, signed_text, size_text
-from icedb.util.counts import count_text
+from icedb.cli.render.output import output, write_json
+from icedb.cli.render.text_tables import Cell, print_list, signed_text
+from icedb.util.counts import count_text, number_text, size_text
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
     from icedb.reader.diff import Diff, PartitionDiff
@@ -60,7 +61,7 @@ def history(
 
 def _line(commit: "CommitInfo") -> list[Cell]:
     return [
-        time_text(commit.at_ms),
+        iso_text(commit.at_ms),
         Text(commit.kind + ("" if commit.exact else "*"), style=_STYLES.get(commit.kind, "")),
         *_added_and_removed(commit),
         f"{commit.partitions:,}" if commit.partitions else "",
@@ -110,7 +111,7 @@ def diff(
 
 
 def _summary(diff: "Diff") -> list[str]:
-    between = f"between {time_text(diff.since_ms)} and {time_text(diff.until_ms)}"
+    between = f"between {iso_text(diff.since_ms)} and {iso_text(diff.until_ms)}"
     changes = [
         f"{count_text(parts, 'part')} with {number_text(rows)} rows {verb_}"
         for parts, rows, verb_ in (

@@ -1,4 +1,4 @@
-"""Verbs that check a table and change nothing: its health as text and as a picture, and its integrity.
+"""Verbs that check a table and change nothing: its health as text, a report as a page, and its integrity.
 
 The default of each threshold is that of `icedb.Thresholds`.
 """
@@ -13,6 +13,7 @@ from rich.text import Text
 from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, duration, limit, size, verb
 from icedb.cli.render.output import output, print_message, write_json
 from icedb.cli.render.report_text import show
+from icedb.util.complete_files import complete_file
 
 if TYPE_CHECKING:
     from icedb.operations.health.table_health import Thresholds
@@ -69,25 +70,27 @@ def info(
     print_info(output(), health, thresholds, uri=uri, connection=connection.flags)
 
 
-@verb(INSPECT, "icedb plot s3://lake/events --output events.png")
-def plot(
+@verb(INSPECT, "icedb report s3://lake/events --output events.html")
+def report(
     connection: Connection,
     uri: Uri,
     to: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the picture to this PNG file.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.", show_default=False),
     ],
     limits: ThresholdFlags,
 ) -> None:
-    """Write the charts of `info` as a picture."""
-    from icedb.cli.render.health_plot import draw_health
+    """Write a page about the table as one HTML file: partitions, commits, snapshots, schema, and maintenance due."""
+    from icedb.operations.report.document import document_of
+    from icedb.operations.report.page import render_page
+    from icedb.operations.report.table_facts import read_facts
 
-    if to.suffix.lower() != ".png":
-        raise typer.BadParameter(f"--output must name a PNG file. Write --output {to.stem or 'table'}.png.")
-    thresholds = limits.thresholds()
-    health = connection.open(uri).health(thresholds)
-    to.write_bytes(draw_health(health, thresholds))
-    print_message(Text(f"Wrote {to}."))
+    facts = read_facts(connection.open(uri).handle, limits.thresholds())
+    document = document_of(facts, connection=connection.flags)
+    with complete_file(to) as file:
+        file.write(render_page(document).encode())
+    due = f"Most due: {document.due[0].name}. Run: {document.due[0].command}" if document.due else "Nothing is due."
+    print_message(Text(f"Wrote {to.resolve()}. {due}"))
 
 
 @verb(INSPECT, "icedb verify s3://lake/events --deep")

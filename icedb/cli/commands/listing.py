@@ -8,13 +8,13 @@ import typer
 from rich.text import Text
 
 from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, time_option, verb
-from icedb.cli.render.output import one_line, output, print_message, time_text, write_json
-from icedb.cli.render.text_tables import Cell, number_text, print_list, size_text
+from icedb.cli.render.output import one_line, output, print_message, write_json
+from icedb.cli.render.text_tables import Cell, print_list
 from icedb.errors import IceDBError
-from icedb.util.counts import count_text
+from icedb.util.counts import count_text, number_text, size_text
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
-    from icedb.reader.diff import ColumnInfo
     from icedb.reader.history import LogFileInfo
     from icedb.storage.parts import Part
 
@@ -45,7 +45,7 @@ def list_tables(
             [">rows", ">parts", ">size", "newest part", "table"],
             (
                 [number_text(t["rows"]), number_text(t["parts"]), size_text(t["bytes"] or 0),
-                 time_text(t["newest_part_ms"], timespec="seconds") if t["newest_part_ms"] else "", t["uri"]]
+                 iso_text(t["newest_part_ms"], timespec="seconds") if t["newest_part_ms"] else "", t["uri"]]
                 for t in listed if t["error"] is None
             ),
             optional=[(3,), (1,)],
@@ -109,7 +109,7 @@ def parts(
         print_list(
             output(),
             [">rows", ">size", "created", "path"],
-            ([number_text(p.rows), size_text(p.bytes), time_text(p.created_ms), p.path] for p in listed),
+            ([number_text(p.rows), size_text(p.bytes), iso_text(p.created_ms), p.path] for p in listed),
         )
 
 
@@ -169,7 +169,7 @@ def partitions(
         output(),
         [">parts", ">rows", ">size", "newest part", "partition"],
         (
-            [f"{p['parts']:,}", number_text(p["rows"]), size_text(p["bytes"]), time_text(p["newest_part_ms"]),
+            [f"{p['parts']:,}", number_text(p["rows"]), size_text(p["bytes"]), iso_text(p["newest_part_ms"]),
              p["path"] or "(all)"]
             for p in listed
         ),
@@ -187,19 +187,8 @@ def schema(connection: Connection, uri: Uri, json: Json = False) -> None:
         return
     print_list(
         output(), ["column", "type", "null", "since", "partition by"],
-        ([c.name, c.type, "no" if c.required else "yes", _since(c), _partition(c)] for c in columns),
+        ([c.name, c.type, "no" if c.required else "yes", c.since_text, c.partition_text] for c in columns),
     )  # fmt: skip
-
-
-def _since(column: "ColumnInfo") -> str:
-    if column.since_ms is None:
-        return "" if column.expression is not None else "declared"
-    at = time_text(column.since_ms, timespec="seconds")
-    return at if column.since_exact else f"{at} or earlier"
-
-
-def _partition(column: "ColumnInfo") -> str:
-    return "the path alone" if column.expression == "" else column.expression or ""
 
 
 @verb(INSPECT, "icedb log s3://lake/events --all")
@@ -224,7 +213,7 @@ def log(
         console,
         ["time", ">epoch", ">lines", ">size", "holds", "log file"],
         (
-            [time_text(f.at_ms), "" if f.epoch is None else str(f.epoch), "" if f.lines is None else f"{f.lines:,}",
+            [iso_text(f.at_ms), "" if f.epoch is None else str(f.epoch), "" if f.lines is None else f"{f.lines:,}",
              size_text(f.bytes), _holds(f), f.key.rpartition("/")[2]]
             for f in listed
         ),

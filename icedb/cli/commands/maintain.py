@@ -28,10 +28,11 @@ from icedb.cli.base.application import (
 from icedb.cli.base.inputs import Memory
 from icedb.cli.render.command_reports import UnpinReport
 from icedb.cli.render.outcomes import outcome_of, wait_text
-from icedb.cli.render.output import one_line, print_message, time_text
+from icedb.cli.render.output import one_line, print_message
 from icedb.cli.render.report_text import show
 from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.util.clock import SystemClock
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
     from icedb.operations.rewrite.merge import MergeReport, Order
@@ -129,7 +130,7 @@ def _stop_on_signals() -> Event:
 def _merge_line(order: "Order", report: "MergeReport", *, json: bool) -> str:
     """Return the line that a watch prints for one merge."""
     fields = {
-        "at": time_text(SystemClock().now_ms(), timespec="seconds"),
+        "at": iso_text(SystemClock().now_ms(), timespec="seconds"),
         "order": order,
         "merged_parts": report.merged_parts,
         "merged_bytes": report.merged_bytes,

@@ -8,10 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Rows
 from rich.text import Text
 
-from icedb.cli.render.text_tables import size_text
 from icedb.operations.health.gauges import Gauge, gauges
 from icedb.operations.health.table_health import PartitionHealth, SizeClass, TableHealth, Thresholds
-from icedb.util.counts import count_text
+from icedb.util.counts import binary_size_text, count_text, size_text
 
 __all__ = ["STYLES", "charts"]
 
@@ -25,7 +24,6 @@ CLASSES_MAX = 8
 _WIDE_COLUMNS = 112
 _BAR_COLUMNS = 24
 _FINE, _TO_MERGE = ("█", "blue"), ("▒", "yellow")
-_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def charts(health: TableHealth, thresholds: Thresholds, *, width: int) -> RenderableType:
@@ -93,7 +91,7 @@ def _sizes(sizes: Sequence[SizeClass]) -> RenderableType:
     rows = _rows()
     for first, parts, small in bars:
         rows.add_row(
-            f"from {_binary(1 << first >> 1)}",
+            f"from {binary_size_text(1 << first >> 1)}",
             _bar(parts - small, small, longest),
             count_text(parts, "part") if parts else "",
             "",
@@ -120,11 +118,3 @@ def _rows(*, whole: bool = True) -> Rows:
     rows.add_column(justify="right", no_wrap=True)
     rows.add_column(justify="right", no_wrap=True)
     return rows
-
-
-def _binary(size: int) -> str:
-    """Format a power of two in bytes."""
-    exponent = 0
-    while size >= 1 << 10 and exponent < len(_BINARY_UNITS) - 1:
-        size, exponent = size >> 10, exponent + 1
-    return f"{size} {_BINARY_UNITS[exponent]}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from icedb.cli.render.output import time_text
 from icedb.cli.render.sentences import (
     Outcome,
     act_if,
@@ -22,8 +21,8 @@ from icedb.cli.render.sentences import (
     rows_text,
     series,
 )
-from icedb.cli.render.text_tables import size_text
-from icedb.util.counts import count_text
+from icedb.util.counts import count_text, size_text
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
     from icedb.cli.render.command_reports import AlterReport, CreateReport, RefreshReport, UnpinReport, WriteReport
@@ -160,7 +159,7 @@ def _rewrite(report: RewriteReport) -> Outcome:
 
 def _restore(report: RestoreReport) -> Outcome:
     before, after = ("unknown" if n is None else f"{n:,}" for n in (report.rows_before, report.rows_after))
-    as_of = time_text(report.as_of_ms)
+    as_of = iso_text(report.as_of_ms)
     return acts(
         *act_if(
             len(report.restored) + len(report.tombstoned),
@@ -280,8 +279,8 @@ def _orphans(report: OrphansReport) -> Outcome:
 
 
 def _pin(pin: Pin) -> Outcome:
-    until = "until it is removed" if pin.expires_ms is None else f"until {time_text(pin.expires_ms)}"
-    return acts(("pin", f"{time_text(pin.as_of_ms)} as '{pin.name}' {until}"))
+    until = "until it is removed" if pin.expires_ms is None else f"until {iso_text(pin.expires_ms)}"
+    return acts(("pin", f"{iso_text(pin.as_of_ms)} as '{pin.name}' {until}"))
 
 
 def _unpin(report: UnpinReport) -> Outcome:

@@ -1,4 +1,4 @@
-"""Consoles of the command `icedb`, its messages as lines on standard error, JSON documents, and times as text.
+"""Consoles of the command `icedb`, its messages as lines on standard error, and JSON documents.
 
 If standard output is not a terminal, a table is as wide as its longest row, so that each row is one line for a script.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 import msgspec
 from rich.console import Console
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from icedb.cli.render.messages import in_the_shell, with_options
 
-__all__ = ["error_output", "moment", "one_line", "output", "print_message", "time_text", "write_json"]
+__all__ = ["error_output", "one_line", "output", "print_message", "write_json"]
 
 _WIDTH_WITHOUT_TERMINAL = 1_000
 
@@ -56,17 +55,3 @@ def write_json(document: object) -> None:
     """Write one JSON document as one line."""
     sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
     sys.stdout.flush()
-
-
-def moment(unix_ms: int) -> datetime | None:
-    """Return a time in UTC, or None if it is out of range, as after a commit with a wrong clock."""
-    try:
-        return datetime.fromtimestamp(unix_ms / 1_000, UTC)
-    except (ValueError, OverflowError, OSError):  # beyond the year 9999, or beyond the range of the platform
-        return None
-
-
-def time_text(unix_ms: int, *, timespec: str = "milliseconds") -> str:
-    """Return a time as ISO 8601 in UTC, or the number if it is out of range."""
-    at = moment(unix_ms)
-    return f"{unix_ms} (unix ms)" if at is None else at.isoformat(timespec=timespec)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import ENOTDIR
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from icedb.cli.render.output import output, print_message
 from icedb.cli.render.text_tables import Cell, print_list, visible
+from icedb.util.complete_files import complete_file
 from icedb.util.counts import count_text
 
 if TYPE_CHECKING:
@@ -63,15 +62,8 @@ def open_destination(path: Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    if not path.parent.is_dir():
-        raise NotADirectoryError(ENOTDIR, "there is no such folder", str(path.parent))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with complete_file(path) as file:
+        yield file
 
 
 def write_result(result: QueryResult, form: OutputFormat, file: IO[bytes]) -> None:

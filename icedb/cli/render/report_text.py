@@ -12,8 +12,9 @@ from rich.text import Text
 
 from icedb.cli.render.messages import in_the_shell
 from icedb.cli.render.outcomes import outcome_of
-from icedb.cli.render.output import output, time_text, write_json
+from icedb.cli.render.output import output, write_json
 from icedb.cli.render.text_tables import print_list
+from icedb.util.times import iso_text
 
 if TYPE_CHECKING:
     from icedb.operations.integrity.verify import VerifyReport
@@ -109,7 +110,7 @@ def _text(name: str, value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case int() if name.endswith("_ms") and value >= _TIME_MS_MIN:
-            return time_text(value)
+            return iso_text(value)
         case int():
             return f"{value:,}"
         case tuple() | list():

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from icedb.cli.render.output import moment, time_text
-from icedb.cli.render.text_tables import size_text
-from icedb.util.counts import count_text
+from icedb.util.counts import count_text, size_text
+from icedb.util.times import iso_text, moment
 
 __all__ = [
     "Outcome",
@@ -111,7 +110,7 @@ def minute_text(unix_ms: int, now_ms: int) -> str:
     """Return a time in minutes, rounded up; the time of another day with its date."""
     at, now = moment(unix_ms + _MINUTE_MS - 1), moment(now_ms)
     if at is None or now is None:
-        return time_text(unix_ms)
+        return iso_text(unix_ms)
     return at.strftime("%H:%M UTC" if at.date() == now.date() else "%Y-%m-%d %H:%M UTC")
 
 

@@ -12,12 +12,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Cell", "number_text", "print_list", "signed_text", "size_text", "visible"]
+from icedb.util.counts import number_text
+
+__all__ = ["Cell", "print_list", "signed_text", "visible"]
 
 #: Text of a table, with an optional style.
 Cell = str | Text
 
-_UNITS = ("kB", "MB", "GB", "TB")
 # Characters that would move the cursor of a terminal or change its colours.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -65,23 +66,8 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def number_text(number: int | None) -> str:
-    """Format a number; None is `unknown`."""
-    return "unknown" if number is None else f"{number:,}"
-
-
 def signed_text(number: int | None, sign: str) -> Text:
     """Format an added (`+`) or removed (`-`) number; 0 is empty."""
     if number == 0:
         return Text("")
     return Text(f"{sign}{number_text(number)}", style="green" if sign == "+" else "red")
-
-
-def size_text(number: float) -> str:
-    """Format a number of bytes: 512 B, 12.3 MB."""
-    if number < 1_000:
-        return f"{number:.0f} B"
-    exponent = 0
-    while number >= 999.95 and exponent < len(_UNITS):  # 999.95 would be shown as 1000.0
-        number, exponent = number / 1_000, exponent + 1
-    return f"{number:,.1f} {_UNITS[exponent - 1]}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from icedb.operations.health.table_health import TableHealth, Thresholds
+from icedb.operations.health.table_health import PartitionHealth, TableHealth, Thresholds
 
-__all__ = ["Gauge", "gauges", "level"]
+__all__ = ["Gauge", "crowded_partitions", "gauges", "level", "parts_threshold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,17 @@ def gauges(health: TableHealth, thresholds: Thresholds) -> tuple[Gauge, ...]:
             health.expired_parts + health.expired_log_files,
             thresholds.expired_objects,
         ),
+    )
+
+
+def parts_threshold(partition: PartitionHealth, thresholds: Thresholds) -> int:
+    """Return the threshold for the small parts of a partition."""
+    return thresholds.hot_parts if partition.hot else thresholds.cold_parts
+
+
+def crowded_partitions(health: TableHealth, thresholds: Thresholds) -> list[PartitionHealth]:
+    """Return the partitions with small parts, those nearest to their threshold first."""
+    return sorted(
+        (p for p in health.partitions if p.small_parts),
+        key=lambda p: (-p.small_parts / parts_threshold(p, thresholds), -p.small_parts, p.path),
     )

@@ -14,26 +14,25 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from icedb.operations.health.figures import shortened
 from icedb.operations.rewrite.merge import PART_BYTES_MAX, plan_merge
 from icedb.storage.parts import Part
-from icedb.util.counts import count_text
+from icedb.util.counts import binary_size_text, count_text, size_text
 from icedb.util.optional_deps import import_optional
+from icedb.util.plot_style import BLUE, GRID, INK, ORANGE, PAPER, TEXT_SIZE, annotate, plain, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DPI", "FINE", "GRID", "INK", "PAPER", "TO_MERGE", "PartSizes", "annotate", "as_png", "draw", "draw_sizes",
-           "plain", "shortened", "title"]  # fmt: skip
+__all__ = ["FINE", "TO_MERGE", "PartSizes", "draw"]
 
-INK, GRID, PAPER = "#3b4252", "#d5d9e0", "#ffffff"
-FINE, TO_MERGE = "#5b8fc9", "#e07b2e"
+FINE, TO_MERGE = BLUE, ORANGE
 # The width of the dialog in which Dagster shows it.
 WIDTH_PX, HEIGHT_PX, DPI = 860, 300, 100
 PARTITIONS_MAX = 8
-LABEL_CHARACTERS_MAX = 26
 TICKS_MAX = 8
 # The shades of each colour towards paper: few enough for a small file, and enough for smooth letters.
 SHADES = 8
@@ -69,8 +68,8 @@ class PartSizes:
         partitions = Counter(part.partition for part in self.parts)
         sentences = [
             f"{count_text(len(self.parts), 'live part')} in {count_text(len(partitions), 'partition')}, "
-            f"{_size(sum(part.bytes for part in self.parts))} in all; "
-            f"{small:,} {'is' if small == 1 else 'are'} below {_size(self.part_bytes_max)}."
+            f"{size_text(sum(part.bytes for part in self.parts))} in all; "
+            f"{small:,} {'is' if small == 1 else 'are'} below {binary_size_text(self.part_bytes_max)}."
         ]
         if self.to_merge:
             name, most = self.partitions_to_merge[0]
@@ -87,7 +86,7 @@ class PartSizes:
 def draw(sizes: PartSizes) -> bytes:
     """Return the picture as a PNG. There must be at least one part. Raises MissingExtra."""
     # Imported here, because it takes a second, and without pyplot, whose state all threads share.
-    import_optional("matplotlib", extra="plot")
+    import_optional("matplotlib", extra="dagster")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, facecolor=PAPER)
@@ -96,20 +95,20 @@ def draw(sizes: PartSizes) -> bytes:
     fine = Counter(part.bytes.bit_length() for part in sizes.parts if part.key not in taken)
     # Left, bottom, width and height as fractions, because computing the layout takes longer than drawing.
     if sizes.to_merge:
-        draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.47, 0.74))), fine, to_merge, sizes.part_bytes_max)
+        _draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.47, 0.74))), fine, to_merge, sizes.part_bytes_max)
         _draw_partitions(plain(figure.add_axes((0.73, 0.11, 0.25, 0.74))), sizes)
     else:
-        draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.96, 0.74))), fine, to_merge, sizes.part_bytes_max)
-    return as_png(figure, WIDTH_PX, HEIGHT_PX)
+        _draw_sizes(plain(figure.add_axes((0.02, 0.11, 0.96, 0.74))), fine, to_merge, sizes.part_bytes_max)
+    return _as_png(figure)
 
 
-def as_png(figure: Figure, width_px: int, height_px: int) -> bytes:
+def _as_png(figure: Figure) -> bytes:
     """Return a figure as a small PNG, in the colours of this module and their shades."""
     from PIL import Image
 
     raw, file = io.BytesIO(), io.BytesIO()
     figure.savefig(raw, format="rgba")
-    drawn = Image.frombytes("RGBA", (width_px, height_px), raw.getvalue())
+    drawn = Image.frombytes("RGBA", (WIDTH_PX, HEIGHT_PX), raw.getvalue())
     palette = Image.new("P", (1, 1))
     palette.putpalette([value for colour in (INK, FINE, TO_MERGE) for value in _shades(colour)])
     drawn.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
@@ -122,15 +121,7 @@ def _shades(colour: str) -> list[int]:
     return [value + (255 - value) * shade // (SHADES - 1) for shade in range(SHADES) for value in values]
 
 
-def plain(axes: Axes) -> Axes:
-    """Remove the frame of axes."""
-    axes.set_facecolor(PAPER)
-    axes.tick_params(colors=INK, labelsize=8, length=0)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    return axes
-
-
-def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_bytes_max: int) -> None:
+def _draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_bytes_max: int) -> None:
     """Draw a bar for each power of two. Bar n has the parts from 2 ** (n - 1) bytes on, and ends at n + 0.5.
 
     `to_merge` counts the parts of each bar that a merge would take, and `fine` the others.
@@ -149,16 +140,16 @@ def draw_sizes(axes: Axes, fine: Counter[int], to_merge: Counter[int], part_byte
     axes.set_ylim(0, top)
     axes.axhline(0, color=GRID, linewidth=1.5)
     axes.axvline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    annotate(axes, f"below {_size(part_bytes_max)}", (limit, top), (-4, -3), ha="right", va="top")
+    annotate(axes, f"below {binary_size_text(part_bytes_max)}", (limit, top), (-4, -3), ha="right", va="top")
     edges = [n for n in at if (n - int(limit)) % math.ceil(len(at) / TICKS_MAX) == 0]
-    axes.set_xticks([n + 0.5 for n in edges], [_size(1 << n) for n in edges])
+    axes.set_xticks([n + 0.5 for n in edges], [binary_size_text(1 << n) for n in edges])
     axes.set_yticks([])
     title(
         axes,
         f"{count_text(fine.total() + to_merge.total(), 'live part')} by size{'' if to_merge else ', nothing to merge'}",
     )
     axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=8, labelcolor=INK,
+        loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, frameon=False, fontsize=TEXT_SIZE, labelcolor=INK,
         handlelength=0.9, handleheight=0.9,
     )  # fmt: skip
 
@@ -176,29 +167,3 @@ def _draw_partitions(axes: Axes, sizes: PartSizes) -> None:
     axes.set_xlim(0, 1.15 * first[0][1])
     more = f", the first {len(first)} of {len(partitions):,} partitions" if len(partitions) > len(first) else ""
     title(axes, f"{len(sizes.to_merge):,} to merge{more}", side="right")
-
-
-def title(axes: Axes, text: str, *, side: Literal["left", "right"] = "left") -> None:
-    """Set the title of axes."""
-    axes.set_title(text, fontsize=9.5, color=INK, loc=side)
-
-
-def annotate(axes: Axes, text: str, at: tuple[float, float], points: tuple[float, float], **where: str) -> None:
-    """Write a small text some points away from a position."""
-    axes.annotate(text, at, points, textcoords="offset points", fontsize=8, color=INK, **where)  # type: ignore[arg-type]
-
-
-def shortened(name: str, characters_max: int = LABEL_CHARACTERS_MAX) -> str:
-    """Shorten a path for its label: keep the beginning, which is most distinctive, and some of the end."""
-    name, tail = name or "(the table)", characters_max // 3
-    return name if len(name) <= characters_max else f"{name[: characters_max - tail - 1]}…{name[-tail:]}"
-
-
-def _size(n_bytes: int) -> str:
-    """Format a size in units of 1024, with at most three digits."""
-    value, unit = float(n_bytes), "B"
-    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
-        if value < 1000 or unit == "PB":
-            break
-        value /= 1024
-    return f"{value:.3g} {unit}"

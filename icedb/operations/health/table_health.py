@@ -101,6 +101,8 @@ class PartitionHealth:
     basis: str
     #: There are many small parts, but a merge in tiers would take none of them.
     at_rest: bool = False
+    #: None if the log does not have the row count of a part.
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +312,13 @@ def _partitions(
 ) -> tuple[tuple[PartitionHealth, ...], tuple[SizeClass, ...]]:
     """Return each partition with live parts, by path, and the sizes. `free`: the live parts that a merge may take."""
     sizes: dict[str, list[int]] = {}
+    rows: dict[str, int | None] = {}
     came: dict[str, int] = {}
-    for path, size, created_ms, is_dead, moved in _of_parts(handle, state):
+    for path, size, created_ms, is_dead, moved, row_count in _of_parts(handle, state):
         if not is_dead:
             sizes.setdefault(path, []).append(size)
+            before = rows.get(path, 0)
+            rows[path] = None if before is None or row_count is None else before + row_count
         if not moved:
             came[path] = max(created_ms, came.get(path, 0))
     hot = {path for path, came_ms in came.items() if came_ms > now_ms - thresholds.hot_ms}
@@ -333,6 +338,7 @@ def _partitions(
             hot=path in hot,
             basis=_digest(p.key for p in small.get(path, ())),
             at_rest=path in crowded and path not in paying,
+            rows=rows[path],
         )
         for path, of_path in sorted(sizes.items())
     )
@@ -346,18 +352,18 @@ def _sizes(live: Iterable[Iterable[int]], small: Iterable[Iterable[Part]]) -> tu
     return tuple(SizeClass(1 << n >> 1, parts, to_merge[n]) for n, parts in sorted(all_parts.items()))
 
 
-def _of_parts(handle: Handle, state: TableState) -> Iterator[tuple[str, int, int, bool, bool]]:
-    """Yield each part's partition, bytes, creation time, and whether it is dead, and moved by a merge."""
+def _of_parts(handle: Handle, state: TableState) -> Iterator[tuple[str, int, int, bool, bool, int | None]]:
+    """Yield each part's partition, bytes, creation time, whether it is dead, and moved by a merge, and its rows."""
     if state.columns is None:
         prefix = handle.keys.data_prefix
         for m in state.parts.values():
-            yield partition_of(prefix, m.key), m.bytes, m.created_ms, m.tombstoned_ms is not None, m.moved
+            yield partition_of(prefix, m.key), m.bytes, m.created_ms, m.tombstoned_ms is not None, m.moved, m.rows
         return
     parts = state.columns.all
     paths, numbers = LiveParts(handle, parts).partitions
-    figures = (parts.values_of(name) for name in ("bytes", "created_ms", "tombstoned_ms", "moved"))
-    for number, size, created_ms, dead_ms, moved in zip(numbers, *figures, strict=True):
-        yield paths[number], size, created_ms, dead_ms is not None, moved
+    figures = (parts.values_of(name) for name in ("bytes", "created_ms", "tombstoned_ms", "moved", "rows"))
+    for number, size, created_ms, dead_ms, moved, rows in zip(numbers, *figures, strict=True):
+        yield paths[number], size, created_ms, dead_ms is not None, moved, rows
 
 
 def _crowd(thresholds: Thresholds) -> int:

@@ -11,7 +11,15 @@ import re
 from collections.abc import Iterator
 
 import icedb.errors
-from icedb.errors import CorruptLog, IceDBError, InvalidBatch, SchemaConflict, SnapshotExpired, SparkJobFailed
+from icedb.errors import (
+    CorruptLog,
+    IceDBError,
+    InvalidBatch,
+    InvalidOption,
+    SchemaConflict,
+    SnapshotExpired,
+    SparkJobFailed,
+)
 
 __all__ = ["explained", "explained_of_frame", "failed_before_commit"]
 
@@ -25,9 +33,21 @@ _OURS = re.compile(
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
+# An error of a Python worker, of which a setting of the session may hide the traceback.
+_WORKER = re.compile(
+    r"\A\s*(?:An exception was thrown from the Python worker\. .*\s+)?"  # Spark Connect's first line
+    r"(?:\[PYTHON_EXCEPTION\] )?An exception was thrown from the Python worker:\s*"
+)
 # "An error occurred while calling o1.save." and Java's class names do not help a user.
 _PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
 _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")
+
+# A part that Spark's own scan misses. A frame keeps its snapshot, and cleanup deletes the parts of older snapshots.
+_MISSING_PART = re.compile(r"FILE_NOT_EXIST\].*? (?:file:(?://)?)?(?P<table>\S+)/_data/(?P<part>\S+?)\.?(?=\s|$)")
+
+# Spark found an error in a query or in its input, before any task: a path that does not exist, an unknown column.
+_REJECTED = re.compile(r"\A(?:\([\w.$]+\) )?\[[A-Z_.]+\] (?P<words>[^\n]*?)(?:\n.*?)?\s*SQLSTATE: 42", re.DOTALL)
 
 _CANCELLED = (
     r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled (?:as part|because)|SparkContext was shut down|SESSION_CLOSED"
@@ -75,19 +95,26 @@ _BEFORE_COMMIT = re.compile(
 _IN_COMMIT = re.compile(
     r"Failed to commit or abort|, in (?:commit|abort)\b|commit_data_source_write\.py|python_streaming_sink_runner\.py"
 )
+# Java's method that runs a task. The commit runs in no task, and only after all tasks.
+_IN_TASK = "org.apache.spark.executor.Executor$TaskRunner.run("
+_OTHER_ERROR = re.compile(r"^\s*(?:Caused by|Suppressed): ", re.MULTILINE)
 
 
 def explained(error: Exception, *, table: str) -> IceDBError:
     """Return this library's error for an error of a Spark job.
 
-    It is the error of a task, if that was one of ours, with its type and message. Its other attributes are lost.
+    It is the error of a task, if that was one of ours, with its type and message. Its other attributes are lost. It is
+    SnapshotExpired if a part of a frame's snapshot is deleted, and InvalidOption if Spark rejected a path or a query.
     Otherwise it is SparkJobFailed, with the reason in its first line. The original error has all of Spark's traces. If
     the new one is raised `from None`, the original stays its `__context__`.
     """
     if isinstance(error, IceDBError):
         return error
     text = _text(error)
-    return _raised_in_task(text) or SparkJobFailed(f"{table}: {_what_happened(text)}")
+    meaning = _raised_in_task(text) or _expired(text)
+    if meaning is None and (rejected := _REJECTED.match(text)):
+        meaning = InvalidOption(f"{table}: Spark rejected the input: {_short(rejected['words'])} Correct it.")
+    return meaning or SparkJobFailed(f"{table}: {_what_happened(text)}")
 
 
 def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
@@ -98,7 +125,8 @@ def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
     meaning = explained(error, table=table)
     text = _text(error)
     has_reason = any(_meanings(text)) or _MISSING_PACKAGE.search(text)
-    if has_reason or not isinstance(meaning, SparkJobFailed) or not failed_before_commit(error):
+    of_frame = isinstance(meaning, SparkJobFailed) or _REJECTED.match(text)
+    if has_reason or not of_frame or not failed_before_commit(error):
         return meaning
     return InvalidBatch(f"{table}: the frame cannot be computed: {_reason(text)}")
 
@@ -106,7 +134,15 @@ def explained_of_frame(error: Exception, *, table: str) -> IceDBError:
 def failed_before_commit(error: Exception) -> bool:
     """Whether a write job failed before Spark can have requested its commit: during planning, or in a task."""
     text = _text(error)
-    return _BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None
+    return _was_in_task(error) or (_BEFORE_COMMIT.search(text) is not None and _IN_COMMIT.search(text) is None)
+
+
+def _was_in_task(error: Exception) -> bool:
+    """Whether a task raised the error, by Java's trace. The text alone may be that of an error in the commit."""
+    # Spark's errors have no method for it in a classic session, and may have no trace in a Connect session. The text of
+    # an error that Spark does not convert has the trace.
+    trace = _text(error) if type(error).__name__ == "Py4JJavaError" else getattr(error, "_stackTrace", None)
+    return isinstance(trace, str) and _IN_TASK in _OTHER_ERROR.split(trace, maxsplit=1)[0]
 
 
 def _text(error: Exception) -> str:
@@ -122,6 +158,19 @@ def _raised_in_task(text: str) -> IceDBError | None:
         if isinstance(error_type, type) and issubclass(error_type, IceDBError):
             return _made_again(error_type, match["message"].strip())
     return None
+
+
+def _expired(text: str) -> SnapshotExpired | None:
+    missing = _MISSING_PART.search(text)
+    if missing is None:
+        return None
+    table, part = missing["table"].replace("s3a://", "s3://"), f"_data/{missing['part']}"
+    return SnapshotExpired(
+        f"{table}: the frame reads the part '{part}', which is deleted. A frame and its views keep the snapshot of the "
+        "time when the table was read, and cleanup deletes the parts of older snapshots after its grace period. Read "
+        "the table again.",
+        horizon_ms=0,
+    )
 
 
 def _made_again(error_type: type[IceDBError], message: str) -> IceDBError:
@@ -142,21 +191,30 @@ def _what_happened(text: str) -> str:
             f"the executors lack the Python package '{missing['package']}'. Install there what is installed here "
             "(icedb-dagster[spark]), or set PYSPARK_PYTHON to an environment that has it."
         )
-    if "Traceback (most recent" in text:
+    if _of_python(text):
         return f"a Spark task failed ({_reason(text)}). The executors' logs have the whole trace."
     return f"Spark could not do the job ({_reason(text)})."
 
 
+def _of_python(text: str) -> bool:
+    """Whether it is the text of an error in a Python worker."""
+    return _TRACEBACK in text or _WORKER.match(text) is not None
+
+
 def _reason(text: str) -> str:
     """Return one line: the last error of a Python trace, or the beginning of Spark's message."""
-    is_python = re.search(r"Traceback \(most recent|\AAn exception was thrown from the Python worker", text)
-    raised = [match["reason"] for match in _PYTHON.finditer(text)] if is_python else []
-    return _short(raised[-1] if raised else _PREAMBLE.sub("", text.strip()))
+    if not _of_python(text):
+        return _short(_PREAMBLE.sub("", text.strip()))
+    if raised := [match["reason"] for match in _PYTHON.finditer(text)]:
+        return _short(raised[-1])
+    # An error with an unusual name, or a message that its class formats. The lines of the calls are indented.
+    lines = _WORKER.sub("", text).rpartition(_TRACEBACK)[2].splitlines()
+    return _short(next((line for line in lines if line and not line[0].isspace()), "without a message"))
 
 
 def _meanings(text: str) -> Iterator[str]:
     """Yield the reasons that match. Connection and cancellation errors inside a task's own trace are not Spark's."""
-    own = "Traceback (most recent" in text
+    own = _of_python(text)
     for pattern, meaning in _HAPPENED.items():
         if re.search(pattern, text, re.MULTILINE) and not (own and pattern in _OF_THE_SESSION):
             yield meaning

@@ -37,10 +37,45 @@ PART_BYTES_MIN = 1 * MIB
 # What the names of storage options begin with.
 _STORAGE_OPTIONS = ("aws_", "azure_", "google_", "fsync")
 
+# Properties that Spark passes as options if CREATE TABLE asks for the schema.
+_CATALOG_PROPERTIES = frozenset({"provider", "owner"})
+_VIEW = (
+    "In SQL, name the table with CREATE TEMPORARY VIEW name USING icedb OPTIONS (path 's3://bucket/table'). "
+    "Create it with icedb.Table.create."
+)
+
 _WRITE_OPTIONS = (
     "path", "overwrite", "partitions", "distribution", "part_bytes", "memory_bytes", "partitions_max",
     "partitionoverwritemode", "job", "txn_application", "txn_sequence",
 )  # fmt: skip
+
+# Options of Delta Lake, Iceberg and Spark, in lower case -> what they are called here, as the end of a sentence.
+_EQUIVALENTS = {
+    "timestampasof": "is called as_of",
+    "as-of-timestamp": "is called as_of",
+    "versionasof": "is as_of with a time",
+    "snapshot-id": "is as_of with a time",
+    "replacewhere": "is overwrite='partitions' with partitions='<a condition over the partition columns>'",
+    "overwriteschema": "is Table.overwrite(rows, schema_mode='overwrite')",
+    "mergeschema": "is not needed: the columns that a batch adds are added to the table",
+    "merge-schema": "is not needed: the columns that a batch adds are added to the table",
+    "txnappid": "is called txn_application",
+    "txnversion": "is called txn_sequence",
+    "target-file-size-bytes": "is called part_bytes",
+    "maxfilespertrigger": "is called batch_parts_max",
+    "streaming-max-files-per-micro-batch": "is called batch_parts_max",
+    "maxbytespertrigger": "is called batch_bytes_max",
+    "startingtimestamp": "is called since",
+    "stream-from-timestamp": "is called since",
+    "startingversion": "is since with a time",
+    "endingtimestamp": "is called until",
+    "endingversion": "is until with a time",
+    "readchangefeed": "is not needed: since reads the rows that were added",
+    "readchangedata": "is not needed: since reads the rows that were added",
+    "ignorechanges": "is not needed: a stream returns appended rows only",
+    "ignoredeletes": "is not needed: a stream returns appended rows only",
+    "skipchangecommits": "is not needed: a stream returns appended rows only",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +136,24 @@ def stream_options(options: Mapping[str, str], *, complete: bool) -> SparkWriteO
     return write_options(own, overwrite=False)
 
 
-def path_of(options: Mapping[str, str]) -> str:
-    """Return the table's address. Raises InvalidOption if there is none."""
-    path = options.get("path", "")
+def path_of(options: Mapping[str, str], *, example: str = 'df.write.format("icedb").save("s3://bucket/table")') -> str:
+    """Return the table's address. Raises InvalidOption if there is none, several, or one of Spark's catalog."""
+    lowered = {k.lower(): v for k, v in options.items()}
+    path = lowered.get("path", "")
+    if lowered.keys() >= _CATALOG_PROPERTIES:
+        raise InvalidOption(
+            f"{path or 'icedb'}: the table cannot be an entry of Spark's catalog, because Spark would pass no options "
+            f"to it later. {_VIEW}"
+        )
+    if not path and "paths" in lowered:
+        raise InvalidOption(
+            f"icedb: load() has several paths: {lowered['paths'][:200]}. Load each table by itself, and unite the "
+            "frames with unionByName."
+        )
     if not path:
         raise InvalidOption(
-            'icedb: the option path is missing. Pass the address of the table: df.write.format("icedb").option("path", "s3://bucket/table").'
+            f"icedb: the option path is missing. Pass the address of the table: {example}. Spark passes no options to "
+            f"an entry of its catalog (CREATE TABLE ... USING icedb, saveAsTable): drop it. {_VIEW}"
         )
     return path
 
@@ -115,8 +162,9 @@ def storage_options_of(options: Mapping[str, str], path: str, *, own: Collection
     """Return the options for the store. Raises InvalidOption for others that are not in `own` (lower case)."""
     storage = {k: v for k, v in options.items() if k.lower() not in own}
     if unknown := [k for k in storage if not k.lower().startswith(_STORAGE_OPTIONS)]:
+        here = "".join(f" {k} {_EQUIVALENTS[k.lower()]}." for k in sorted(unknown) if k.lower() in _EQUIVALENTS)
         raise InvalidOption(
-            f"{path}: unknown options {sorted(unknown)}. Known: {', '.join(own)}, and storage options such as "
+            f"{path}: unknown options {sorted(unknown)}.{here} Known: {', '.join(own)}, and storage options such as "
             "AWS_ENDPOINT_URL."
         )
     return storage

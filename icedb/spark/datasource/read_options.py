@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from icedb.errors import InvalidOption
-from icedb.spark.datasource.options import MEMORY_BYTES, MEMORY_BYTES_MIN, number_of, storage_options_of
+from icedb.spark.datasource.options import MEMORY_BYTES, MEMORY_BYTES_MIN, number_of, path_of, storage_options_of
 from icedb.util.times import parse_as_of
 
 __all__ = ["ReadOptions", "batch_read_options", "read_options", "stream_read_options"]
@@ -77,11 +77,7 @@ def _read_options_without(names: Collection[str], options: Mapping[str, str], re
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a batch read or of a stream. Raises InvalidOption."""
     lowered = {k.lower(): v for k, v in options.items()}
-    path = lowered.get("path", "")
-    if not path:
-        raise InvalidOption(
-            'icedb: the option path is missing. Pass the address of the table: spark.read.format("icedb").load("s3://bucket/table").'
-        )
+    path = path_of(options, example='spark.read.format("icedb").load("s3://bucket/table")')
     storage_options = storage_options_of(options, path, own=_READ_OPTIONS)
     if "as_of" in lowered and "since" in lowered:
         raise InvalidOption(f"{path}: as_of is for a snapshot. To end changes since a time, pass 'until'.")

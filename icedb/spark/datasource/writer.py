@@ -55,7 +55,8 @@ _COMMITTING = "pyspark.sql.worker.python_streaming_sink_runner"
 def open_writer(schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> DataSourceArrowWriter:
     """Open the writer of one job, on the driver before any task. Raises InvalidRequestError errors and the store's."""
     parsed = write_options(options, overwrite=overwrite)
-    return _BatchWriter(parsed, _context(schema, parsed))
+    context = _context(schema, parsed)
+    return _BatchWriter(parsed, context, [c for c in schema.fieldNames() if c not in context.known_schema])
 
 
 def open_stream_writer(
@@ -176,11 +177,24 @@ class _Writer:
 
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writer of a job. `added`: the columns of the frame that the table lacks."""
+
+    def __init__(self, options: SparkWriteOptions, context: WriteContext, added: Sequence[str]) -> None:
+        super().__init__(options, context)
+        self._added = added
+
     @hide_worker_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the whole job with one log file, on the driver."""
         handle = _opened(self._options)
         written = self._collected(handle, messages)
+        if self._added and not written.markers:
+            logger.warning(
+                "%s: the frame has no rows, so nothing was committed. The table does not have its columns %s. Declare "
+                "them with Table.alter(schema=...).",
+                handle.table,
+                list(self._added),
+            )
         match self._options.overwrite:
             case None:
                 publish_append(handle, written, txn=self._options.txn)

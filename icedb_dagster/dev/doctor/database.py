@@ -1,11 +1,12 @@
-"""Checks of an instance's Postgres: its version, its latency, and the revision of Dagster's tables."""
+"""Checks of an instance's Postgres: version, latency, a row that is written, the revision of Dagster's tables."""
 
 from __future__ import annotations
 
 import dagster as dg
 
+from icedb.util.clock import Clock
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
-from icedb_dagster.dev.stack.database import ServerInfo, query_server_info, redacted
+from icedb_dagster.dev.stack.database import ServerInfo, query_server_info, redacted, without_password
 
 __all__ = ["examine_database", "judge_server", "judge_schema"]
 
@@ -13,14 +14,32 @@ __all__ = ["examine_database", "judge_server", "judge_schema"]
 VERSION_MIN = 14
 # A run sends some hundred queries.
 LATENCY_MS_MAX = 50
+_ROW = "icedb-dagster doctor"
 
 
-def examine_database(instance: dg.DagsterInstance) -> list[DoctorFinding]:
-    """Query the server, and compare the revision of Dagster's tables. The instance must be on Postgres."""
+def examine_database(instance: dg.DagsterInstance, clock: Clock) -> list[DoctorFinding]:
+    """Query the server, write a row, and compare the revision of Dagster's tables. The instance must be on Postgres."""
     url = str(getattr(instance.event_log_storage, "postgres_url", ""))
     storages = (instance.run_storage, instance.event_log_storage, instance.schedule_storage)
     revisions = {version for storage in storages if storage and (version := storage.alembic_version()) is not None}
-    return [judge_server(query_server_info(url), address=redacted(url)), judge_schema(revisions)]
+    server = judge_server(query_server_info(url), address=redacted(url))
+    if server.status == "problem":
+        return [server]
+    return [server, judge_schema(revisions), _write_row(instance, url, clock)]
+
+
+def _write_row(instance: dg.DagsterInstance, url: str, clock: Clock) -> DoctorFinding:
+    """Write a row as Dagster's daemon does. A server with a full disk still answers queries."""
+    check, row = "write a row", {_ROW: str(clock.now_ms())}
+    try:
+        instance.run_storage.set_cursor_values(row)
+        written = instance.run_storage.get_cursor_values({_ROW}) == row
+    except Exception as error:  # noqa: BLE001 - of the driver, or of Dagster
+        reason = without_password(str(getattr(error, "orig", None) or error), url=url).splitlines()[0]
+        return problem(check, reason, "free space on the server's disk, or give its user the rights of the tables")
+    if not written:
+        return problem(check, "the row that was written is not read back", "connect to the primary server")
+    return ok(check, "a row of the doctor's own was written and read")
 
 
 def judge_server(server: ServerInfo | str, *, address: str) -> DoctorFinding:

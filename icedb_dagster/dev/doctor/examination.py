@@ -15,9 +15,11 @@ from icedb.storage.obstore_store import open_store
 from icedb.util.clock import Clock, SystemClock
 from icedb_dagster.dev.doctor.daemon import judge_daemon, read_heartbeats, watch_heartbeats
 from icedb_dagster.dev.doctor.database import examine_database
+from icedb_dagster.dev.doctor.disk import examine_disks
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
+from icedb_dagster.dev.doctor.runs import judge_runs, read_started
 from icedb_dagster.dev.doctor.store import examine_store
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
 from icedb_dagster.dev.project.workspace import LoadedCode, load_code, project_environment, reason_of, use_instance
@@ -79,9 +81,11 @@ def _examine_instance(
     settings = read_settings(instance)
     parts: dict[str, Callable[[], list[DoctorFinding]]] = {"settings": lambda: judge_settings(settings)}
     if settings.on_postgres:
-        parts["postgres"] = lambda: examine_database(instance)
+        parts["postgres"] = lambda: examine_database(instance, clock)
+    parts["disk"] = lambda: [examine_disks(instance, on_postgres=settings.on_postgres)]
     if settings.has_pools:
         parts["pools"] = lambda: _examine_pools(instance, code, settings, clock)
+    parts["runs"] = lambda: judge_runs(read_started(instance))
     parts["daemon"] = lambda: judge_daemon(
         instance.get_required_daemon_types(),
         watch_heartbeats(lambda: read_heartbeats(instance, clock), seconds=watch_s),

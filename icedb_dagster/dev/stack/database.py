@@ -34,10 +34,11 @@ CONNECT_TIMEOUT_S = 5
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's version, and the latency of one query."""
+    """A server's version, the latency of one query, and the data folder on its machine; None if that is not visible."""
 
     version: str
     latency_ms: float
+    data_folder: str | None = None
 
 
 def dagster_url(url: str) -> str:
@@ -91,7 +92,9 @@ def query_server_info(url: str) -> ServerInfo | str:
             version = str(connection.execute(text("SHOW server_version")).scalar_one())
             began = time.monotonic()
             connection.execute(text("SELECT 1"))
-            return ServerInfo(version=version, latency_ms=(time.monotonic() - began) * 1000)
+            latency_ms = (time.monotonic() - began) * 1000
+            folder = connection.execute(text("SELECT setting FROM pg_settings WHERE name = 'data_directory'")).scalar()
+            return ServerInfo(version, latency_ms, folder)
     except (SQLAlchemyError, UnicodeError) as error:
         reason = str(getattr(error, "orig", None) or error)
         return " ".join(without_password(reason, url=url).split())

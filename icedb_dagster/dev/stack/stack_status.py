@@ -35,10 +35,13 @@ POSTGRES_URL_VARIABLE = "ICEDB_POSTGRES_URL"
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One service. `external` is the user's own Postgres; `address` has no password."""
+    """One service. `address` has no password.
+
+    `ended`: it was started and not stopped, and does not run. `external`: the user's own Postgres.
+    """
 
     name: ServiceName
-    state: Literal["running", "stopped", "external"]
+    state: Literal["running", "ended", "stopped", "external"]
     pid: int | None = None
     address: str | None = None
     log: Path | None = None
@@ -110,12 +113,18 @@ def _postgres_rows(layout: StackLayout, state: State, environ: Mapping[str, str]
         address = f"127.0.0.1:{server.port}/{DATABASE}"
         log = layout.log("postgres")
         rows.append(ServiceStatus("postgres", "running", pid=server.process.pid, address=address, log=log))
-    return rows or [ServiceStatus(name="postgres", state="stopped")]
+    return rows or [_absent(layout, state, "postgres")]
+
+
+def _absent(layout: StackLayout, state: State, name: ServiceName) -> ServiceStatus:
+    if name not in state.records:
+        return ServiceStatus(name, "stopped")
+    return ServiceStatus(name, "ended", log=layout.log(name))
 
 
 def _row(layout: StackLayout, state: State, name: ServiceName) -> ServiceStatus:
     record = state.records.get(name)
     if record is None or not is_running(record.process):
-        return ServiceStatus(name=name, state="stopped")
+        return _absent(layout, state, name)
     address = f"http://127.0.0.1:{record.port}" if record.port else None
     return ServiceStatus(name, "running", pid=record.process.pid, address=address, log=layout.log(name))

@@ -281,7 +281,9 @@ def test_postgres_listens_on_loopback_and_its_password_is_never_shown(project: P
 
 @pytest.mark.sampled(days=3)
 @needs_dagster
-def test_a_killed_postgres_is_started_again_with_its_data(project: Path, bystander: subprocess.Popen[bytes]) -> None:
+def test_a_killed_postgres_is_started_again_with_its_data(
+    project: Path, bystander: subprocess.Popen[bytes], command: Command
+) -> None:
     running = _postgres_only(project)
     database.ensure_database(running.postgres_url, name="mine")
     pid = _by_name(running.processes)["postgres"].pid
@@ -294,7 +296,11 @@ def test_a_killed_postgres_is_started_again_with_its_data(project: Path, bystand
 
     # The pid in the file of a killed server may belong to another process now.
     os.kill(_by_name(again.processes)["postgres"].pid or 0, signal.SIGKILL)
-    wait_until(lambda: _by_name(stack.status(project))["postgres"].state == "stopped", "end of Postgres")
+    wait_until(lambda: _by_name(stack.status(project))["postgres"].state == "ended", "end of Postgres")
+    shown, printed = command("status", "-d", project), command("status", "-d", project, "--json")
+    assert (shown.returncode, printed.returncode) == (1, 1)
+    assert "A service has ended: see its log" in shown.stderr
+    assert [row["state"] for row in json.loads(printed.stdout)] == ["ended", "stopped", "stopped"]
     left_over = project / ".icedb-dagster" / "postgres" / "data" / "postmaster.pid"
     lines = left_over.read_text().splitlines()
     left_over.write_text("\n".join([str(bystander.pid), *lines[1:]]) + "\n")
@@ -308,7 +314,7 @@ def test_a_recycled_pid_is_not_killed(project: Path, bystander: subprocess.Popen
     paths.create()
     record = state.Record(process=processes.ProcessId(pid=bystander.pid, started="before the reboot"), port=3000)
     state.write_state(paths, state.State(records={"daemon": record, "webserver": record, "postgres": record}))
-    assert [row.state for row in stack.status(project)] == ["stopped"] * 3
+    assert [row.state for row in stack.status(project)] == ["ended"] * 3
     assert stack.down(project) == ()
     assert state.read_state(paths).records == {}
 

@@ -265,8 +265,9 @@ def test_a_column_of_the_path_alone_can_be_key_and_value(memory: Any) -> None:
     ]  # fmt: skip
     with pytest.raises(InvalidBatch, match="lacks 'tenant'"):
         table.upsert([{"id": 1, "v": 9}], on=["id"])
-    with pytest.raises(InvalidBatch, match="differ only in case"):
-        table.upsert([{"Tenant": "a", "id": 1, "v": 9}], on=["Tenant", "id"])
+    with pytest.raises(UnknownColumn, match="on names 'Tenant'"):
+        table.upsert([{"tenant": "a", "id": 1, "v": 9}], on=["Tenant", "id"])
+    assert counts(table.upsert([{"Tenant": "a", "ID": 1, "v": 8}], on=["tenant", "id"])) == (0, 1, 0, 0)
 
 
 def test_values_of_the_path_have_the_type_of_the_column(memory: Any) -> None:

@@ -1,8 +1,9 @@
 """Runs the programs of a page: `python -m tests.support.site.pages docs/inputs.md`, in the current folder.
 
-The Python blocks of a page are one program. If the comment of an expression begins with a value, or that of a `print`
-with its output, both are compared, and every such line must be reached. The page's `icedb` commands run after that, in
-the same process, because starting one takes longer than most commands.
+The blocks of a page are one program, Python and `icedb` commands in the order of the page. If the comment of an
+expression begins with a value, or that of a `print` with its output, both are compared, and every such line must be
+reached. The comment is on the last line of the expression, or on the lines below it. The commands run in the same
+process, because starting one takes longer than most commands.
 
 Tests run each page in a process that is forked from one that has imported the libraries, because importing them takes
 longer than most pages.
@@ -15,6 +16,7 @@ import atexit
 import gc
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -24,7 +26,7 @@ import sys
 import tokenize
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,14 +80,10 @@ def run_page(
     *,
     env: Mapping[str, str] | None = None,
     number: int | None = None,
-    lines: Sequence[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a page, or one block of its Python, in a folder and a process of its own, without our environment.
-
-    `lines`: the commands that run after the Python, by default those of the whole page.
-    """
+    """Run a page, or one block of its Python, in a folder and a process of its own, without our environment."""
     server, printed = _server(os.getpid()), [folder / "stdout", folder / "stderr"]
-    request = {"page": str(page), "folder": str(folder), "env": dict(env or {}), "number": number, "lines": lines}
+    request = {"page": str(page), "folder": str(folder), "env": dict(env or {}), "number": number}
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(f"{json.dumps(request)}\n")
@@ -125,7 +123,8 @@ def execute(code: str, name: str) -> int:
     checks = _Checks(code)
     tree = ast.fix_missing_locations(checks.visit(ast.parse(code, name)))
     program = compile(tree, name, "exec", dont_inherit=True)  # the page has none of our `from __future__`
-    exec(program, {"__name__": "__main__", "_value": checks.value, "_said": checks.said})
+    names = {"_value": checks.value, "_said": checks.said, "_command": run_command}
+    exec(program, {"__name__": "__main__", **names})
     assert not checks.left, f"{name}: lines {sorted(checks.left)} state a value, and were not reached"
     return checks.comparisons
 
@@ -134,26 +133,35 @@ class _Checks(ast.NodeTransformer):
     """Replaces expressions with a comment by calls that compare them."""
 
     def __init__(self, code: str) -> None:
-        tokens = tokenize.generate_tokens(io.StringIO(code).readline)
-        self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+        tokens = [t for t in tokenize.generate_tokens(io.StringIO(code).readline) if t.type == tokenize.COMMENT]
+        self._comments = {t.start[0]: t.string.lstrip("# ") for t in tokens}
+        self._whole_lines = {t.start[0] for t in tokens if t.line.lstrip().startswith("#")}
         self.left: set[int] = set()
         self.comparisons = 0
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
-        comment = self._comments.get(node.end_lineno or 0)
-        if comment is None:
+        comments = self._comments_of(node.end_lineno or 0)
+        if not comments:
             return node
+        comment = next(filter(_is_value, comments), comments[-1])
         call = node.value
-        line, text = ast.Constant(node.end_lineno), ast.Constant(comment)
+        line = ast.Constant(node.end_lineno)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print":
-            checked = ast.Call(ast.Name("_said", ast.Load()), [line, text, *call.args], [])
+            checked = ast.Call(ast.Name("_said", ast.Load()), [line, ast.Constant(comments[-1]), *call.args], [])
         elif _is_value(comment):
-            checked = ast.Call(ast.Name("_value", ast.Load()), [line, text, call], [])
+            checked = ast.Call(ast.Name("_value", ast.Load()), [line, ast.Constant(comment), call], [])
         else:
             return node
         self.left.add(node.end_lineno or 0)
         self.comparisons += 1
         return ast.copy_location(ast.Expr(checked), node)
+
+    def _comments_of(self, line: int) -> list[str]:
+        """Return the comment on a line of code, or else the first line, two lines, ... of the comment below it."""
+        if line in self._comments:
+            return [self._comments[line]]
+        below = itertools.takewhile(self._whole_lines.__contains__, itertools.count(line + 1))
+        return list(itertools.accumulate((self._comments[n] for n in below), "{} {}".format))
 
     def value(self, line: int, text: str, value: Any) -> None:
         """Compare an expression with its comment."""
@@ -161,10 +169,10 @@ class _Checks(ast.NodeTransformer):
         assert repr(value) == repr(ast.literal_eval(text.partition(GAP)[0])), f"line {line}: {value!r} is not {text}"
 
     def said(self, line: int, text: str, *values: Any) -> None:
-        """Compare a `print` with its comment, in which `...` matches any text."""
+        """Compare a `print` with its comment, in which `...` matches any text, and a space also the end of a line."""
         self.left.discard(line)
         printed = " ".join(map(str, values))
-        pattern = ".*".join(map(re.escape, text.split("...")))
+        pattern = ".*".join(map(re.escape, text.split("..."))).replace(r"\ ", r"\s")
         assert re.fullmatch(pattern, printed, re.DOTALL), f"line {line}: {printed!r} is not {text!r}"
 
 
@@ -185,10 +193,24 @@ def whole_program(page: Path) -> str:
     return "\n".join(lines)
 
 
-def commands(page: Path) -> list[str]:
-    """Return the `icedb` commands of a page, except those that use a bucket or run until they are stopped."""
-    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if re.match(r"icedb\s(?!(proxy|ingest)\b)", line) and not re.search(OPEN_END, line)]
+def commands(page: Path) -> dict[int, str]:
+    """Return the `icedb` commands of a page by line, without those that use a bucket or run until they are stopped."""
+    lines, inside, number = {}, False, 0
+    for n, line in enumerate(page.read_text().splitlines()):
+        inside = line == "```sh" or (inside and line != "```")
+        if inside:
+            number = number if lines.get(number, "").endswith("\\") else n
+            lines[number] = lines.get(number, "").removesuffix("\\") + line
+    runs = re.compile(r"icedb\s(?!(proxy|ingest)\b)")
+    return {n: line for n, line in lines.items() if runs.match(line) and not re.search(OPEN_END, line)}
+
+
+def with_commands(page: Path) -> str:
+    """Return the page's program, in which its commands are calls, all on their lines of the page."""
+    lines = whole_program(page).splitlines()
+    for n, line in commands(page).items():
+        lines[n] = f"_command({line!r})"
+    return "\n".join(lines)
 
 
 def run_command(line: str) -> None:
@@ -208,11 +230,9 @@ def run_command(line: str) -> None:
             raise AssertionError(f"{line}: exit status {stopped.code}") from None
 
 
-def run(page: Path, number: int | None = None, lines: Sequence[str] | None = None) -> None:
-    """Run a page's Python, or a block of it, and commands."""
-    execute(whole_program(page) if number is None else blocks(page, "python")[number], str(page))
-    for line in commands(page) if number is None and lines is None else lines or ():
-        run_command(line)
+def run(page: Path, number: int | None = None) -> None:
+    """Run a page in order, or a block of its Python."""
+    execute(with_commands(page) if number is None else blocks(page, "python")[number], str(page))
 
 
 def serve() -> dict[str, Any] | None:
@@ -248,7 +268,7 @@ if __name__ == "__main__":
         begin(request)
         status = 0
         try:
-            run(Path(request["page"]), request["number"], request["lines"])
+            run(Path(request["page"]), request["number"])
         except BaseException:
             traceback.print_exc()
             status = 1

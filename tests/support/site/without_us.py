@@ -351,7 +351,7 @@ SQL_FAULTS = [
         ("WHEN as_of < max(hz)", "WHEN false", "expired"),
         ("WHEN as_of < max(hz)", "WHEN as_of <= max(hz)", "expired"),
         ("(header->>'v') = '1' AND ", "", "another version"),
-        ("line[-1] <> '' AND ", "", "a newline at the end, and no numbers"),
+        ("line[-1] <> ''", "true", "a newline at the end, and no numbers"),
         ("coalesce((header->>'n')::BIGINT, len(line)) = len(line)", "true", "fewer lines than counted"),
         ("f BETWEEN 2 AND len(line)", "true", "parts from a line that is not there"),
         ("e > 0 AND ", "", "an epoch below 1"),

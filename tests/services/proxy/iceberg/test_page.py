@@ -16,7 +16,10 @@ pytestmark = pytest.mark.process
 
 PAGE = DOCS / "iceberg-catalog.md"
 ADDRESS = "127.0.0.1:8080"
-INSTALL = "INSTALL avro; INSTALL iceberg; INSTALL httpfs; LOAD avro; LOAD iceberg; LOAD httpfs"
+INSTALL = """\
+    "INSTALL avro; INSTALL iceberg; INSTALL httpfs;"
+    " LOAD avro; LOAD iceberg; LOAD httpfs"
+"""
 ENGINES = "from pyiceberg"
 
 
@@ -34,7 +37,7 @@ def test_the_examples_of_the_page_give_their_output(tmp_path: Path, monkeypatch:
     assert re.search(r"acme +events +.*3 +72 +4 columns", done.stdout), done.stdout + done.stderr
     with ProxyProcess(tmp_path / "proxy.toml") as proxy:
         loads = "; ".join(f"LOAD '{extension_file(name)}'" for name in ("avro", "iceberg", "httpfs"))
-        code = program_of(PAGE, since=ENGINES).replace(INSTALL, loads)
+        code = program_of(PAGE, since=ENGINES).replace(INSTALL, f'"{loads}"\n')
         assert "INSTALL" not in code
         code = code.replace(ADDRESS, proxy.endpoint.removeprefix("http://"))
         code = "import icedb\ntable = icedb.Table.open('lake/events')\nfrom datetime import UTC, datetime\n" + code

@@ -1,4 +1,4 @@
-"""The page of questions and errors: each public error has a section with its parent and its messages."""
+"""The pages of errors and symptoms: each public error has a section with its parent, and quoted messages exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from icedb import errors
 from tests.support.site.pages import ROOT
 
-PAGE = (ROOT / "docs" / "faq.md").read_text()
+PAGE = (ROOT / "docs" / "errors.md").read_text()
+SYMPTOMS = (ROOT / "docs" / "troubleshooting.md").read_text()
 #: Errors that are only caught, never raised.
 PARENTS = {"CorruptionError", "InvalidRequestError", "IceDBError", "OutcomeUnknownError", "RetryableError"}
 ERRORS = sorted(set(errors.__all__) - PARENTS)
@@ -50,8 +51,12 @@ def test_a_section_names_the_parents_of_its_error(name: str) -> None:
 @pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_quoted_messages_occur_in_the_code() -> None:
-    quoted = re.findall(r"^> (.*)$", PAGE, flags=re.MULTILINE)
+    quoted = re.findall(r"^> (.*)$", PAGE + SYMPTOMS, flags=re.MULTILINE)
     assert len(quoted) > len(ERRORS)
+    table = SYMPTOMS.partition("| message |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(.*?)` \|", table, flags=re.MULTILINE)
+    assert len(rows) > 10
+    quoted += rows
     for message in quoted:
         pattern = "\0".join(re.escape(piece) for piece in message.split("..."))
         assert re.search(pattern, texts()), message
