@@ -109,7 +109,7 @@ docs: $(VENV)/.installed-docs  ## Build the documentation site into site/: open 
 docs-serve: $(VENV)/.installed-docs  ## Serve the documentation at http://127.0.0.1:8000, and rebuild changed pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-newcomer:  ## Follow the tutorial word by word in a fresh clone (WITH=--uncommitted: with uncommitted changes)
+newcomer:  ## Follow the quickstart and the tutorials word by word in a fresh clone (WITH=--uncommitted: with uncommitted changes)
 	@$(PYTHON) tests/support/newcomer.py $(WITH)
 
 dist: $(VENV)/.installed-dev  ## Build the source distribution and the wheel into dist/

@@ -360,3 +360,16 @@ def test_short_work_has_no_bar() -> None:
 def test_bars_appear_on_a_terminal_only() -> None:
     with bars(enabled=True):  # standard error is not a terminal here
         assert not has_watcher()
+
+
+@pytest.mark.parametrize(
+    "page", ["troubleshooting", "production-checklist", "monitoring", "backup-and-retention", "cost-and-sizing"]
+)
+def test_commands_in_the_sentences_of_pages_for_operators_are_valid(page: str) -> None:
+    commands: Any = typer.main.get_command(app)
+    spans = re.findall(r"`icedb ([^`]+)`", PAGE.with_name(f"{page}.md").read_text())
+    assert spans
+    for verb, *arguments in map(shlex.split, spans):
+        assert verb in commands.commands, verb
+        if arguments:
+            commands.commands[verb].make_context(verb, arguments)  # raises for what it does not know

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import re
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -15,6 +17,7 @@ import yaml
 from docs_site import beyond
 from docs_site.command_page import PAGE as COMMAND_PAGE
 from docs_site.command_page import command_page
+from icedb import Snapshot, Table
 from icedb.services.ingest.config import config_file as ingest_config
 from icedb.services.proxy.config import config_file as proxy_config
 from icedb.services.proxy.config import tenant_documents
@@ -144,6 +147,20 @@ def test_the_settings_on_the_page_of_a_service_exist(page: str) -> None:
     names = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert len(names) > 5
     assert names - {field for struct in SERVICE_DOCUMENTS[page] for field in struct.__struct_encode_fields__} == set()
+
+
+def test_calls_and_verbs_of_the_cheat_sheet_exist() -> None:
+    text = (DOCS / "cheat-sheet.md").read_text().partition("## Tasks")[2].partition("\n## ")[0]
+    calls = [ast.parse(span, mode="eval").body for span in re.findall(r"`([\w.]+\([^`]*\))`", text)]
+    names = set()
+    for call in (c for expression in calls for c in ast.walk(expression) if isinstance(c, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+        method = getattr(Table, name, None) or getattr(Snapshot, name)
+        assert {k.arg for k in call.keywords} <= inspect.signature(method).parameters.keys(), ast.unparse(call)
+        names.add(name)
+    assert len(names) > 20
+    verbs = set(re.findall(r"`icedb ([\w-]+)", text))
+    assert verbs <= set(re.findall(r"^### icedb ([\w-]+)$", COMMAND_PAGE.read_text(), re.MULTILINE))
 
 
 def test_the_page_on_testing_describes_each_helper() -> None:

@@ -98,6 +98,7 @@ def test_a_table_of_the_catalog_is_rejected_with_the_remedy(
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(days=3)
 def test_sql_reads_and_writes_a_table_by_a_view(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 1, "price": 1.5}], schema={"n": "BIGINT", "price": "DOUBLE"}, partition_by=["n % 2 AS half"])
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW habits USING icedb OPTIONS (path '{table.uri}')")
@@ -129,6 +130,7 @@ def test_sql_reads_and_writes_a_table_by_a_view(spark: SparkSession, create: Cre
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(days=3)
 def test_a_frame_whose_parts_are_deleted_is_an_expired_snapshot(spark: SparkSession, create: Create) -> None:
     table = create([{"n": 1}])
     table.insert([{"n": 2}])

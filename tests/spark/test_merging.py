@@ -617,6 +617,11 @@ def test_an_icedb_error_is_parsed_from_a_traceback(error: IceDBError) -> None:
         ("ModuleNotFoundError: No module named 'icedb'", "lack the Python package 'icedb'"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version", "another Python"),
         ("Traceback (most recent call last):\n  File\nValueError: bad\n SQLSTATE: 38000", "ValueError: bad"),
+        (
+            "\n  An exception was thrown from the Python worker. Please see the stack trace below.\n[PYTHON_EXCEPTION] "
+            "An exception was thrown from the Python worker: ValueError: bad\n SQLSTATE: 38000",
+            "a Spark task failed (ValueError: bad)",
+        ),
         ("An error occurred while calling o1.x.\n: java.lang.Foo: a\n\tat b", "java.lang.Foo: a"),
         ("[UNRESOLVED_COLUMN] no `x`\nmore", "[UNRESOLVED_COLUMN] no `x`"),
         ("", "without a message"),

@@ -60,7 +60,8 @@ class ImportReport:
 
     `registered` files are below the table's `_data` and belong to the table now, so cleanup deletes them when they are
     superseded. The originals of `copied` files are never changed or deleted. `columns` are the columns that the import
-    added.
+    added. `foreign_id_files` have field ids of another writer: Iceberg engines would read nulls from them, until their
+    partitions are rewritten.
     """
 
     source: str
@@ -72,6 +73,7 @@ class ImportReport:
     bytes: int
     partitions: tuple[str, ...]
     columns: Mapping[str, str]
+    foreign_id_files: int
     commit: Commit
     dry_run: bool
 
@@ -138,6 +140,12 @@ def _import(
     )
     commit = commit_exclusive(handle, operation)
     _check_registered(handle, plan.files)
+    if foreign := sum(f.foreign_ids for f in plan.files):
+        logger.warning(
+            "%s: %d of %d imported files have field ids of another writer, by which Iceberg engines find no columns. "
+            "Before such an engine reads the table, rewrite their partitions (rewrite_partition).",
+            handle.table, foreign, len(plan.files),
+        )  # fmt: skip
     done = [f for f in plan.files if f.source.id not in operation.taken]
     skipped = [*plan.skipped, *(SkippedFile(f.source.path, operation.taken[f.source.id]) for f in plan.files
                                 if f.source.id in operation.taken)]  # fmt: skip
@@ -255,6 +263,7 @@ def _report(
         bytes=sum(f.source.bytes for f in files),
         partitions=tuple(sorted({f.partition for f in files})),
         columns=dict(columns) if files else {},
+        foreign_id_files=sum(f.foreign_ids for f in files),
         commit=commit,
         dry_run=dry_run,
     )

@@ -60,6 +60,8 @@ class PlannedFile:
     rows: int
     stats: Stats
     digest: str | None
+    #: See Footer.
+    foreign_ids: bool
 
     def marker(self, key: str, digest: str | None = None) -> Marker:
         """Return the marker of the part under this key."""
@@ -154,7 +156,7 @@ def plan_import(
         path = encode_partition(values)
         key = _key_in_place(handle.keys, file, path)
         _check_size(handle, file, copied=key is None)
-        planned.append(PlannedFile(file, path, key, footer.rows, content.stats, content.digest))
+        planned.append(PlannedFile(file, path, key, footer.rows, content.stats, content.digest, footer.foreign_ids))
     return ImportPlan(tuple(planned), tuple(skipped), columns)
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import duckdb
 
@@ -22,6 +22,7 @@ from icedb.operations.rewrite.engine import ResourceLimits
 from icedb.sql.column_stats import encode_statistics, figures_sql
 from icedb.sql.connection_pool import reader
 from icedb.sql.connections import RESERVED, quote_name, quote_text, read_file
+from icedb.sql.field_ids import field_id
 from icedb.sql.partition_expressions import PartitionExpression
 from icedb.sql.types import describe, storage_type
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, fetch
@@ -45,11 +46,15 @@ _EXACT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The rows of a file and its columns with their DuckDB types. `untyped` columns have only nulls."""
+    """The rows of a file and its columns with their DuckDB types. `untyped` columns have only nulls.
+
+    `foreign_ids`: a column has another field id than the one of its name, from a writer of Iceberg or Arrow.
+    """
 
     rows: int
     columns: Mapping[str, str]
     untyped: frozenset[str]
+    foreign_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +193,9 @@ class Footers:
         text = quote_text(path)
         [(rows,)] = con.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({text})").fetchall()
         tree = con.execute(
-            f"SELECT name, coalesce(num_children, 0), logical_type FROM parquet_schema({text})"
+            f"SELECT name, coalesce(num_children, 0), logical_type, field_id FROM parquet_schema({text})"
         ).fetchall()
-        nulls = _columns_of_nulls([(str(n), int(c), str(t)) for n, c, t in tree])
+        nulls, foreign_ids = _examine_tree([_Element(str(n), int(c), str(t), id_) for n, c, t, id_ in tree])
         nested = [c for c in nulls if "(" in described.get(c, "") or "[" in described.get(c, "")]
         if nested:
             raise UnsupportedType(
@@ -202,7 +207,7 @@ class Footers:
             for c, t in described.items()
             if c not in nulls
         }
-        return Footer(int(rows), columns, frozenset(nulls))
+        return Footer(int(rows), columns, frozenset(nulls), foreign_ids)
 
     def _examine(
         self, con: duckdb.DuckDBPyConnection, path: str, file: SourceFile, footer: Footer, demand: ContentRequest
@@ -232,23 +237,38 @@ class Footers:
                 )
 
 
-def _columns_of_nulls(tree: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Return the columns with an element without a type. Elements are in depth-first order, the root first."""
-    columns: set[str] = set()
+class _Element(NamedTuple):
+    """An element of a Parquet schema."""
+
+    name: str
+    children: int
+    logical_type: str
+    field_id: int | None
+
+
+def _examine_tree(tree: Sequence[_Element]) -> tuple[set[str], bool]:
+    """Return the columns with an element without a type, and whether a column has a foreign field id.
+
+    Elements are in depth-first order, the root first.
+    """
+    nulls: set[str] = set()
+    foreign_ids = False
     position = 1
 
     def walk(column: str) -> None:
-        nonlocal position
-        name, children, logical_type = tree[position]
+        nonlocal position, foreign_ids
+        element = tree[position]
         position += 1
-        if logical_type == "NullType()":
-            columns.add(column or name)
-        for _ in range(children):
-            walk(column or name)
+        if element.logical_type == "NullType()":
+            nulls.add(column or element.name)
+        if not column and element.field_id is not None and element.field_id != field_id(element.name):
+            foreign_ids = True
+        for _ in range(element.children):
+            walk(column or element.name)
 
     while position < len(tree):
         walk("")
-    return columns
+    return nulls, foreign_ids
 
 
 def _partitions(

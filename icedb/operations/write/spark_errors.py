@@ -35,7 +35,10 @@ _OURS = re.compile(
 _PYTHON = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
 # An error of a Python worker, of which a setting of the session may hide the traceback.
-_WORKER = re.compile(r"\A\s*(?:\[PYTHON_EXCEPTION\] )?An exception was thrown from the Python worker:\s*")
+_WORKER = re.compile(
+    r"\A\s*(?:An exception was thrown from the Python worker\. .*\s+)?"  # Spark Connect's first line
+    r"(?:\[PYTHON_EXCEPTION\] )?An exception was thrown from the Python worker:\s*"
+)
 # "An error occurred while calling o1.save." and Java's class names do not help a user.
 _PREAMBLE = re.compile(r"^(?:An error occurred while calling \S+\s*|:\s*|\(?[\w.$]+(?:Exception|Error)\)?:?\s+)+")
 _MISSING_PACKAGE = re.compile(r"No module named '(?P<package>[\w.]+)'")

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -39,6 +40,7 @@ from icedb.format.table_spec import TableSpec
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.operations.importing import import_files
 from icedb.operations.importing.copy_files import FOLDERS_MAX
+from icedb.sql.field_ids import field_id
 from icedb.testing import (
     ClockedStore,
     Crash,
@@ -862,3 +864,18 @@ def test_the_command_reports_ignored_options_and_files(local: Place) -> None:
     (hidden / "a.parquet").write_bytes(b"no data")
     assert "names that begin with _ or . are left out" in command(local.uri, hidden.parent, status=2)
     assert "The table comes first" in command(f"{local.uri}2", local.uri, "--create", status=2)
+
+
+def test_files_with_field_ids_of_another_writer_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # A reader of Iceberg looks for the ids of this library, and would find nothing.
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, ids in {"none": {}, "ours": {"n": field_id("n")}, "theirs": {"n": 1}}.items():
+        fields = [pa.field("n", pa.int64(), metadata={"PARQUET:field_id": str(ids[c])} if ids else None) for c in "n"]
+        pq.write_table(pa.table([[1, 2]], schema=pa.schema(fields)), source / f"{name}.parquet")
+    table = Table.create(tmp_path / "table")
+    assert table.import_files(source, dry_run=True).foreign_id_files == 1
+    assert not caplog.messages
+    report = table.import_files(source)
+    assert (len(report.copied), report.foreign_id_files) == (3, 1)
+    assert any("1 of 3 imported files have field ids of another writer" in line for line in caplog.messages)
