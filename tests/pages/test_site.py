@@ -167,6 +167,7 @@ def test_a_page_links_its_source_if_the_project_has_a_repository(page: str, sour
     ("cell", "expected"),
     [
         ("--part-bytes-max NUMBER", "<code>--part-bytes-max NUMBER</code>"),
+        (r"int \| None", "<code>int | None</code>"),
         (
             "promises/test_restore.py::test_a_restore",
             '<code class="long">promises/<wbr>test_<wbr>restore.<wbr>py::<wbr>test_<wbr>a_<wbr>restore</code>',
