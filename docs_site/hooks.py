@@ -21,7 +21,8 @@ from icedb import __version__
 #: The path below a repository at which hosts of code edit a file of its main branch.
 EDIT = "edit/main"
 # Code in a cell of a table, of more characters than a column of a phone has.
-_CODE_OF_CELL = re.compile(r"(?<=<code>)[^<]{32,}(?=</code>[^\n]*</td>)")
+_CODE_OF_CELL = re.compile(r"<code>([^<]{32,}</code>)(?=[^\n]*</td>)")
+_BAR_OF_CELL = re.compile(r"\\\|(?=[^<]*</code>[^\n]*</td>)")
 _SEPARATOR = re.compile(r"(?<=\w)(?:::|[/_.=(])(?=\w)")
 
 
@@ -74,5 +75,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let long names in tables wrap at their separators, because no cell breaks a word."""
-    return _CODE_OF_CELL.sub(lambda code: _SEPARATOR.sub(r"\g<0><wbr>", code[0]), html)
+    """Let long names in tables wrap at their separators, because no cell breaks a word.
+
+    In code, Markdown keeps the backslash before a bar, which code hosts need in a table.
+    """
+    html = _BAR_OF_CELL.sub("|", html)
+    return _CODE_OF_CELL.sub(lambda code: '<code class="long">' + _SEPARATOR.sub(r"\g<0><wbr>", code[1]), html)

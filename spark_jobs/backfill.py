@@ -1,7 +1,8 @@
 """Rewrite a range of a table's partitions from their sources, each in one atomic overwrite.
 
-    spark-submit backfill.py --table s3://lake/events --from 2026-01-01 --to 2026-01-31 --by day \\
-        --partition 'day={date:%Y-%m-%d}' --input 's3://raw/{date:%Y/%m/%d}/*.parquet' --progress s3://lake/_backfill
+    spark-submit backfill.py --table s3://lake/events --by day \\
+        --from 2026-01-01 --to 2026-01-31 --partition 'day={date:%Y-%m-%d}' \\
+        --input 's3://raw/{date:%Y/%m/%d}/*.parquet' --progress s3://lake/_backfill
 
 After each partition, the program writes a small object below --progress. Run again with the same arguments, it skips
 these partitions. It repeats a partition that was written but not recorded, with the same result.

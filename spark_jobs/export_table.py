@@ -1,6 +1,7 @@
 """Export a snapshot of a table to Parquet files, for programs that do not read IceDB.
 
-    spark-submit export_table.py --table s3://lake/events --output /exports/events --where "day >= DATE '2026-11-01'"
+    spark-submit export_table.py --table s3://lake/events --output /exports/events \\
+        --where "day >= DATE '2026-11-01'"
 
 Spark writes the files. For a bucket, it needs Hadoop's client (s3a://...). On a cluster, a folder must be one that all
 machines share.

@@ -1,6 +1,7 @@
 """Write files of events (JSON lines or Parquet) to an IceDB table, in one commit.
 
-    spark-submit ingest_events.py --input 's3://raw/events/*.jsonl.gz' --table s3://lake/events
+    spark-submit ingest_events.py --input 's3://raw/events/*.jsonl.gz' \\
+        --table s3://lake/events
 
 A record that is not JSON, or does not fit the table's columns, ends the job before anything is written. With
 --quarantine, such records are moved to another table, each with the reason, its place and its text, and the others are

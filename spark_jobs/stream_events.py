@@ -1,6 +1,7 @@
 """Write a stream to an IceDB table, with one commit for each micro-batch, exactly once.
 
-    spark-submit stream_events.py --format json --input /landing/events --table s3://lake/events --checkpoint /state/e
+    spark-submit stream_events.py --format json --input /landing/events \\
+        --table s3://lake/events --checkpoint /state/events
 
 The source is any source of Spark: a folder that receives files, or a source that --format and --option name. SIGTERM
 and SIGINT end the stream after its running micro-batch. With the same checkpoint, another run continues it.

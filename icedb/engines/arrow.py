@@ -1,6 +1,7 @@
 """A snapshot for Arrow, as a lazy dataset or as record batches.
 
-    dataset(table.snapshot()).to_table(columns=["user_id"], filter=pc.field("day") == date(2026, 11, 21))
+    of_a_day = pc.field("day") == date(2026, 11, 21)
+    dataset(table.snapshot()).to_table(columns=["user_id"], filter=of_a_day)
     for batch in record_batches(table.snapshot(), where="user_id = 7"): ...
 
 Arrow reads a dataset itself, lazily. Columns that a part lacks are null in its rows, and widened types are cast.

@@ -163,6 +163,22 @@ def test_a_page_links_its_source_if_the_project_has_a_repository(page: str, sour
     assert hooks.on_pre_page(built, config).edit_url == f"https://code.example/icedb/edit/main/{source}"
 
 
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("--part-bytes-max NUMBER", "<code>--part-bytes-max NUMBER</code>"),
+        (r"int \| None", "<code>int | None</code>"),
+        (
+            "promises/test_restore.py::test_a_restore",
+            '<code class="long">promises/<wbr>test_<wbr>restore.<wbr>py::<wbr>test_<wbr>a_<wbr>restore</code>',
+        ),
+    ],
+)
+def test_long_names_in_tables_wrap_at_their_separators(cell: str, expected: str) -> None:
+    assert hooks.on_page_content(f"<td><code>{cell}</code></td>") == f"<td>{expected}</td>"
+    assert hooks.on_page_content(f"<p><code>{cell}</code></p>") == f"<p><code>{cell}</code></p>"
+
+
 @built
 def test_every_link_and_asset_resolves_with_its_anchor(site: Path, pages: dict[Path, Read]) -> None:
     wrong = [(page.relative_to(site).as_posix(), link) for page, read in pages.items()

@@ -2,7 +2,7 @@
 
     attach(con, "s3://lake/events", "events", storage_options=...)
     con.sql("SELECT count(*) FROM events WHERE d = '2026-11-21'")
-    con.sql("SELECT * FROM events(as_of := TIMESTAMP '2026-11-21 10:00:00', d := '2026-11-20')")
+    con.sql("SELECT * FROM events(as_of := TIMESTAMP '2026-11-21 10:00:00')")
     con.sql("SELECT * FROM events(filter := 'user_id = 7')")
 
 Both read the log whenever DuckDB binds them, so a query sees all commits that were made before it. All queries of one

@@ -1,6 +1,7 @@
 """A snapshot as a Polars LazyFrame. Polars reads the live parts itself, and only what a query needs of them.
 
-    scan(table.snapshot()).filter(pl.col("d") == date(2026, 11, 21)).select("user_id").collect()
+    rows = scan(table.snapshot()).filter(pl.col("d") == date(2026, 11, 21))
+    rows.select("user_id").collect()
 
 Columns and types are those of `Snapshot.to_arrow`. Polars reads only the selected columns and skips row groups by their
 statistics. It skips parts by their paths if it interprets the paths as DuckDB does. That requires partition columns of

@@ -195,7 +195,8 @@ def test_the_page_on_running_lists_every_command_and_valid_options() -> None:
     commands: Any = typer.main.get_command(app)
     table = page.read_text().partition("| command |")[2].partition("\n\n")[0]
     assert commands.commands.keys() == set(re.findall(r"`([a-z]+)`", table.replace("`dg dev`", "")))
-    lines = [shlex.split(line, comments=True) for block in blocks(page, "sh") for line in block.splitlines()]
+    text = "".join(blocks(page, "sh")).replace("\\\n", " ")
+    lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
     assert len(lines) > 10
     for program, verb, *arguments in lines:
         assert program == "icedb-dagster"
