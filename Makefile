@@ -112,9 +112,10 @@ docs-serve: $(VENV)/.installed-docs  ## Serve the documentation at http://127.0.
 newcomer:  ## Follow the quickstart and the tutorials word by word in a fresh clone (WITH=--uncommitted: with uncommitted changes)
 	@$(PYTHON) tests/support/newcomer.py $(WITH)
 
-dist: $(VENV)/.installed-dev  ## Build the source distribution and the wheel into dist/
+dist:  ## Build the source distribution and the wheel into dist/, with an environment of their own (.venv-dist)
+	@test -x .venv-dist/bin/uv || { $(PYTHON) -m venv .venv-dist && .venv-dist/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'; }
 	@rm -rf dist
-	@$(BIN)/uv build --quiet --out-dir dist
+	@.venv-dist/bin/uv build --quiet --out-dir dist
 	@ls dist
 
 matrix: $(VENV)/.installed-dev  ## Install and test the wheel with each extra alone (EXTRAS="cli spark": only these; half an hour)
@@ -146,7 +147,7 @@ format: $(VENV)/.installed-dev  ## Format the code
 	@$(BIN)/ruff check --fix .
 
 clean:  ## Remove the virtual environment and caches; data and history in .icedb-dagster stay
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed-demo: pyproject.toml
 	@$(MAKE) --no-print-directory install EXTRA=demo

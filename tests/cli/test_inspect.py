@@ -236,7 +236,9 @@ def test_the_tables_under_a_root_are_listed(table: Table) -> None:
     assert (len(result.stdout.splitlines()), result.stderr.startswith("error: ")) == (3, True)
     [sound, broken] = run_json("list", root, status=2)
     assert (broken["rows"], sound["rows"], sound["error"]) == (None, 4, None)
+    (root / "nothing").mkdir()
     assert run("list", root / "nothing").stdout == f"No table is at {root / 'nothing'} or below it.\n"
+    assert f"{root / 'misspelt'}: there is no such folder" in run("list", root / "misspelt", status=2).stderr
 
 
 def test_partitions_are_summed_up(table: Table) -> None:

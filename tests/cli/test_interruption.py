@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from icedb import Table
+from icedb.sql import connection_pool
 from icedb.storage.obstore_store import LocalFolder
 from tests.cli.test_commands import run
 
@@ -106,6 +107,7 @@ def test_a_signal_that_a_library_ignores_stops_the_verb_before_its_commit(
             os.kill(os.getpid(), signal.SIGINT)
         return connect(*arguments, **options)
 
+    monkeypatch.setattr(connection_pool, "_idle", [])  # an earlier test may have left a connection
     monkeypatch.setattr(duckdb, "connect", ignoring)
     assert run("insert", table.uri, lines, status=130).stderr == NOTHING
     assert len(table.history()) == 1

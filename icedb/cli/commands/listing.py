@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +11,7 @@ from rich.text import Text
 from icedb.cli.base.application import INSPECT, Connection, Exit, Json, Uri, time_option, verb
 from icedb.cli.render.output import one_line, output, print_message, write_json
 from icedb.cli.render.text_tables import Cell, print_list
-from icedb.errors import IceDBError
+from icedb.errors import IceDBError, InvalidOption
 from icedb.util.counts import count_text, number_text, size_text
 from icedb.util.times import iso_text
 
@@ -33,6 +34,8 @@ def list_tables(
     """List the tables under a root, with their rows, parts and bytes. Exit with status 2 if one cannot be read."""
     from icedb.transaction.table_place import find_tables
 
+    if "://" not in root and not Path(root).expanduser().exists():
+        raise InvalidOption(f"{root}: there is no such folder. Correct the path.")
     listed = [_figures(connection, uri) for uri in find_tables(root)]
     failed = [one for one in listed if one["error"] is not None]
     if json:

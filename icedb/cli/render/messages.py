@@ -12,7 +12,7 @@ __all__ = ["PHRASES", "in_the_shell", "with_options"]
 PHRASES = (
     (r"Open it with Table\.open\.", "Choose another address, or use that table."),
     (r"Open it with Table\.open, and import with import_files\.", "Leave --create out."),
-    (r"Create one with Table\.create", "Create one with icedb create"),
+    (r"Create one with Table\.create", "List those below an address with icedb list, create one with icedb create"),
     (r"Declare it: Table\.create\(\.\.\., schema=\{\.\.\.\}\), or alter\.", "Declare it: icedb alter --column."),
     (r"cannot take rows from a builtins\.str that is no path of Parquet", "this is no name of a file of Parquet"),
     (r"Table\.insert takes paths", "icedb insert takes files"),
@@ -21,7 +21,7 @@ PHRASES = (
     (r" \(min_age_ms=\d+\)", ""),
     (r"drop_partitions", "icedb drop"),
     (r"snapshot\(\)\.partitions\(\) or (?=icedb partitions)", ""),
-    (r"; pass missing_ok=True if one may be gone already", ""),
+    (r"; pass missing_ok=True if one may be gone already", ", or give a condition with --where"),
     (r"delete\(where\)", "icedb delete --where"),
     (r"delete_orphans deletes", "icedb orphans --delete deletes"),
     (r"as snapshot\(\)\.partitions\(\) lists them", "as icedb partitions lists them"),

@@ -234,7 +234,8 @@ def _merge_log(health: TableHealth, threshold: int) -> Recommendation | None:
     if health.log_files < threshold // 2 or not health.small_log_files:
         return None
     reason = (
-        f"opening the table reads {health.log_files:,} log files and should read fewer than {threshold:,}; "
+        f"opening the table reads {health.log_files:,} log files and should read fewer than {threshold:,} (due from "
+        f"{threshold // 2:,} on); "
         f"{health.small_log_files:,} of them can become one"
     )
     return Recommendation("merge_log", reason, health.small_log_files_basis)
