@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,10 +38,10 @@ def press(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[[str], bool
     def pressed(self: LocalFolder, keys: Any, *more: Any, **options: Any) -> Any:
         is_due = when(keys if isinstance(keys, str) else " ".join(keys))
         if is_due and not after:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         result = request(self, keys, *more, **options)
         if is_due and after:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return result
 
     monkeypatch.setattr(LocalFolder, name, pressed)
@@ -89,7 +88,7 @@ def test_an_error_of_duckdb_after_the_signal_is_no_bug(
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt as interruption:
             raise RuntimeError("Query interrupted") from interruption
 
@@ -100,15 +99,15 @@ def test_an_error_of_duckdb_after_the_signal_is_no_bug(
 def test_a_signal_that_a_library_ignores_stops_the_verb_before_its_commit(
     table: Table, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = duckdb.connect
+    connect, usual = duckdb.connect, signal.getsignal(signal.SIGINT)
 
     def ignoring(*arguments: Any, **options: Any) -> Any:
         with suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return connect(*arguments, **options)
 
     monkeypatch.setattr(connection_pool, "_idle", [])  # an earlier test may have left a connection
     monkeypatch.setattr(duckdb, "connect", ignoring)
     assert run("insert", table.uri, lines, status=130).stderr == NOTHING
     assert len(table.history()) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual
