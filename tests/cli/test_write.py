@@ -31,13 +31,6 @@ def newest_spec(table: Table) -> TableSpec:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
-    table = Table.create(tmp_path / "table", partition_by=["k"], storage_options={"fsync": "false"})
-    table.insert([{"k": k, "n": k} for k in range(2)])
-    return table
-
-
-@pytest.fixture
 def lines(tmp_path: Path) -> Path:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"k": 0, "n": 10}\n{"k": 7, "n": 17}\n')

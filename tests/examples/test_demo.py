@@ -107,9 +107,9 @@ def test_the_demo_prints_what_the_page_shows(tmp_path: Path) -> None:
     assert figures(done.stdout)[1] == ("ingest with Spark", "336,776", "1,095", "12")
     assert table_of(done.stdout)["cleanup"][1:3] == ["284,821", "306"]
     page = (REPOSITORY / "docs" / "examples.md").read_text()
-    shown = page.partition("### Flights")[2]
-    assert figures(shown) == figures(done.stdout)
-    assert table_of(shown).keys() >= table_of(done.stdout).keys()
+    section = page.partition("### Flights")[2]
+    assert figures(section) == figures(done.stdout)
+    assert table_of(section).keys() >= table_of(done.stdout).keys()
 
 
 @pytest.mark.slow(seconds=60)

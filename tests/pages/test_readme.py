@@ -26,7 +26,7 @@ def test_the_readme_ends_with_the_two_commands() -> None:
 
 
 def test_two_screens_of_the_readme_introduce_the_project() -> None:
-    """What it is, an example with its output, how to install it, when to use it, its cost; then the list of links."""
+    """The list of links follows the introduction, an example with its output, installation, use cases and cost."""
     assert re.findall(r"^## (.*)$", README, flags=re.MULTILINE)[:5] == [
         "Install", "Use it if, do not use it if", "What it costs", "How it works", "Where to begin",
     ]  # fmt: skip

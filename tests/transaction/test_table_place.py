@@ -236,8 +236,8 @@ def test_tables_are_found_at_any_depth_without_following_links(tmp_path: Path) -
     (tmp_path / "lake" / "loop").symlink_to(tmp_path / "lake")
     (tmp_path / "lake" / "raw").mkdir()
     (tmp_path / "lake" / "raw" / "x.parquet").write_bytes(b"x")
-    found = [Path(uri).relative_to(tmp_path / "lake").as_posix() for uri in find_tables(tmp_path / "lake")]
-    assert found == ["a/deep", "a/deep/er", "b", "b/nested"]
+    names = [Path(uri).relative_to(tmp_path / "lake").as_posix() for uri in find_tables(tmp_path / "lake")]
+    assert names == ["a/deep", "a/deep/er", "b", "b/nested"]
     assert list(find_tables(tmp_path / "lake" / "b" / "nested")) == [str(tmp_path / "lake" / "b" / "nested")]
     assert list(find_tables(tmp_path / "nothing")) == []
 

@@ -140,16 +140,17 @@ def _import(
     )
     commit = commit_exclusive(handle, operation)
     _check_registered(handle, plan.files)
-    if foreign := sum(f.foreign_ids for f in plan.files):
-        logger.warning(
-            "%s: %d of %d imported files have field ids of another writer, by which Iceberg engines find no columns. "
-            "Before such an engine reads the table, rewrite their partitions (rewrite_partition).",
-            handle.table, foreign, len(plan.files),
-        )  # fmt: skip
     done = [f for f in plan.files if f.source.id not in operation.taken]
     skipped = [*plan.skipped, *(SkippedFile(f.source.path, operation.taken[f.source.id]) for f in plan.files
                                 if f.source.id in operation.taken)]  # fmt: skip
-    return _report(listed, done, skipped, new, commit, dry_run=False)
+    report = _report(listed, done, skipped, new, commit, dry_run=False)
+    if report.foreign_id_files:
+        logger.warning(
+            "%s: %d of %d imported files have field ids of another writer, by which Iceberg engines find no columns. "
+            "Before such an engine reads the table, rewrite their partitions (rewrite_partition).",
+            handle.table, report.foreign_id_files, len(done),
+        )  # fmt: skip
+    return report
 
 
 def create_by_import(

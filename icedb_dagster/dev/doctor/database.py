@@ -8,7 +8,7 @@ from icedb.util.clock import Clock
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.stack.database import ServerInfo, query_server_info, redacted, without_password
 
-__all__ = ["examine_database", "judge_server", "judge_schema"]
+__all__ = ["examine_database", "judge_schema", "judge_server", "query_server"]
 
 # The oldest supported major version.
 VERSION_MIN = 14
@@ -17,15 +17,24 @@ LATENCY_MS_MAX = 50
 _ROW = "icedb-dagster doctor"
 
 
-def examine_database(instance: dg.DagsterInstance, clock: Clock) -> list[DoctorFinding]:
-    """Query the server, write a row, and compare the revision of Dagster's tables. The instance must be on Postgres."""
-    url = str(getattr(instance.event_log_storage, "postgres_url", ""))
+def query_server(instance: dg.DagsterInstance) -> ServerInfo | str:
+    """Query the server of an instance on Postgres. Return its error if that fails."""
+    return query_server_info(_url(instance))
+
+
+def examine_database(instance: dg.DagsterInstance, server: ServerInfo | str, clock: Clock) -> list[DoctorFinding]:
+    """Judge the server, write a row, and compare the revision of Dagster's tables. The instance must be on Postgres."""
+    url = _url(instance)
     storages = (instance.run_storage, instance.event_log_storage, instance.schedule_storage)
     revisions = {version for storage in storages if storage and (version := storage.alembic_version()) is not None}
-    server = judge_server(query_server_info(url), address=redacted(url))
-    if server.status == "problem":
-        return [server]
-    return [server, judge_schema(revisions), _write_row(instance, url, clock)]
+    finding = judge_server(server, address=redacted(url))
+    if finding.status == "problem":
+        return [finding]
+    return [finding, judge_schema(revisions), _write_row(instance, url, clock)]
+
+
+def _url(instance: dg.DagsterInstance) -> str:
+    return str(getattr(instance.event_log_storage, "postgres_url", ""))
 
 
 def _write_row(instance: dg.DagsterInstance, url: str, clock: Clock) -> DoctorFinding:

@@ -9,25 +9,24 @@ from collections.abc import Mapping
 import dagster as dg
 
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
-from icedb_dagster.dev.stack.database import ServerInfo, query_server_info
+from icedb_dagster.dev.stack.database import ServerInfo
 
-__all__ = ["examine_disks", "free_bytes", "judge_free_space"]
+__all__ = ["examine_disks", "judge_free_space"]
 
 # A run writes some 80 kB of events, and a query spills some gigabytes.
 FREE_BYTES_MIN = 1 << 30
 FREE_BYTES_LOW = 5 << 30
 
 
-def examine_disks(instance: dg.DagsterInstance, *, on_postgres: bool) -> DoctorFinding:
-    """Look at the free space of the instance's folders on this machine."""
+def examine_disks(instance: dg.DagsterInstance, server: ServerInfo | str | None) -> DoctorFinding:
+    """Look at the free space of the instance's folders on this machine. `server`: its Postgres, or an error."""
     folders = {"the instance": instance.root_directory, "temporary files": tempfile.gettempdir()}
-    server = query_server_info(str(getattr(instance.event_log_storage, "postgres_url", ""))) if on_postgres else None
     if isinstance(server, ServerInfo) and server.data_folder is not None:
         folders["Postgres"] = server.data_folder
-    return judge_free_space({f"{name} ({folder})": free_bytes(folder) for name, folder in folders.items()})
+    return judge_free_space({f"{name} ({folder})": _free_bytes(folder) for name, folder in folders.items()})
 
 
-def free_bytes(folder: str) -> int | None:
+def _free_bytes(folder: str) -> int | None:
     """Return the free space of a folder's disk; None if the folder is not on this machine."""
     try:
         return shutil.disk_usage(folder).free
@@ -38,12 +37,12 @@ def free_bytes(folder: str) -> int | None:
 def judge_free_space(free: Mapping[str, int | None]) -> DoctorFinding:
     """Judge the free bytes of folders. None: unknown."""
     check = "disk"
-    known = {name: size for name, size in free.items() if size is not None}
-    if not known:
+    here = {name: size for name, size in free.items() if size is not None}
+    if not here:
         return ok(check, "no folder of the instance is on this machine")
-    least = min(known, key=known.__getitem__)
-    state = f"{known[least] / (1 << 30):.1f} GiB free for {least}"
+    least = min(here, key=here.__getitem__)
+    state = f"{here[least] / (1 << 30):.1f} GiB free for {least}"
     remedy = "free some space. On a full disk, the ends of runs are not recorded, and their tables stay locked"
-    if known[least] < FREE_BYTES_MIN:
+    if here[least] < FREE_BYTES_MIN:
         return problem(check, state, remedy)
-    return warning(check, state, remedy) if known[least] < FREE_BYTES_LOW else ok(check, state)
+    return warning(check, state, remedy) if here[least] < FREE_BYTES_LOW else ok(check, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import dagster as dg
@@ -14,7 +15,7 @@ from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.util.clock import Clock, SystemClock
 from icedb_dagster.dev.doctor.daemon import judge_daemon, read_heartbeats, watch_heartbeats
-from icedb_dagster.dev.doctor.database import examine_database
+from icedb_dagster.dev.doctor.database import examine_database, query_server
 from icedb_dagster.dev.doctor.disk import examine_disks
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
@@ -80,9 +81,10 @@ def _examine_instance(
 ) -> list[DoctorFinding]:
     settings = read_settings(instance)
     parts: dict[str, Callable[[], list[DoctorFinding]]] = {"settings": lambda: judge_settings(settings)}
+    server = cache(lambda: query_server(instance))  # once, and its errors are those of a part
     if settings.on_postgres:
-        parts["postgres"] = lambda: examine_database(instance, clock)
-    parts["disk"] = lambda: [examine_disks(instance, on_postgres=settings.on_postgres)]
+        parts["postgres"] = lambda: examine_database(instance, server(), clock)
+    parts["disk"] = lambda: [examine_disks(instance, server() if settings.on_postgres else None)]
     if settings.has_pools:
         parts["pools"] = lambda: _examine_pools(instance, code, settings, clock)
     parts["runs"] = lambda: judge_runs(read_started(instance))

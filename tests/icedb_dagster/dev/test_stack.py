@@ -297,10 +297,10 @@ def test_a_killed_postgres_is_started_again_with_its_data(
     # The pid in the file of a killed server may belong to another process now.
     os.kill(_by_name(again.processes)["postgres"].pid or 0, signal.SIGKILL)
     wait_until(lambda: _by_name(stack.status(project))["postgres"].state == "ended", "end of Postgres")
-    shown, printed = command("status", "-d", project), command("status", "-d", project, "--json")
-    assert (shown.returncode, printed.returncode) == (1, 1)
-    assert "A service has ended: see its log" in shown.stderr
-    assert [row["state"] for row in json.loads(printed.stdout)] == ["ended", "stopped", "stopped"]
+    as_table, as_json = command("status", "-d", project), command("status", "-d", project, "--json")
+    assert (as_table.returncode, as_json.returncode) == (1, 1)
+    assert "A service has ended: see its log" in as_table.stderr
+    assert [row["state"] for row in json.loads(as_json.stdout)] == ["ended", "stopped", "stopped"]
     left_over = project / ".icedb-dagster" / "postgres" / "data" / "postmaster.pid"
     lines = left_over.read_text().splitlines()
     left_over.write_text("\n".join([str(bystander.pid), *lines[1:]]) + "\n")
