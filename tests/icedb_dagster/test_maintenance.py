@@ -565,7 +565,8 @@ def test_spark_runs_merges_and_deletions(environment: dict[str, str], lake: IceD
     dated(lake, "on_spark", DAY, DAY, "2024-01-02", "2024-01-02")
     run_script("spark/spark_maintenance.py", lake.root, "on_spark", str(tmp_path / "result.json"))
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["works"] == ["rewriting parts", "searching parts", "rewriting parts", "searching parts"]
+    # The statistics of the rewritten parts show that none has a matching row, so the second pass searches no part.
+    assert result["works"] == ["rewriting parts", "searching parts", "rewriting parts"]
     assert result["parts"] == [4, 2]
     assert "icedb/on_spark" in result["held"]
     assert rows(lake, "on_spark", "d, n") == [("2024-01-02", 1), ("2024-01-02", 1)]
