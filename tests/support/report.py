@@ -14,6 +14,7 @@ from _pytest.terminal import TerminalReporter
 
 #: The last lines of each captured text are printed: a server's log before them is rarely the cause.
 CAPTURED_LINES_MAX = 20
+CAUSE_CHARACTERS_MAX = 300
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,7 +69,7 @@ class FileLines:
             kind = _kind(report)
             self._outcomes[name]["errors" if kind == "failed" and report.when != "call" else kind] += 1
         if report.failed:
-            self._terminal.write_line(f"FAILED {report.nodeid} ({report.when})", red=True)
+            self._terminal.write_line(f"FAILED {report.nodeid} ({report.when}): {_cause(report)}", red=True)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         name = _file(nodeid)
@@ -78,6 +79,14 @@ class FileLines:
             counts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._outcomes[name].items()))
             line = f"{self._done:>3}/{self._files}  {name:<44} {counts:<24} {self._seconds[name]:6.1f} s"
             self._terminal.write_line(line)
+
+
+def _cause(report: pytest.TestReport) -> str:
+    """Return the first line of the error, because its trace is printed at the end of the run only."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return str(crash.message).partition("\n")[0][:CAUSE_CHARACTERS_MAX]
+    return report.longreprtext.strip().rpartition("\n")[2][:CAUSE_CHARACTERS_MAX]
 
 
 def _file(nodeid: str) -> str:
