@@ -220,6 +220,9 @@ def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> Non
     assert value("icedb_ingest_committed_rows", table="events") >= 1
     assert value("icedb_ingest_commits", table="events") >= 1
     assert value("icedb_ingest_pending_rows", table="events") == 0
+    commits = [s for s in families["icedb_ingest_commit_duration_seconds"].samples if s.labels["table"] == "events"]
+    [everything, counted] = [s.value for s in commits if s.labels.get("le") == "+Inf" or s.name.endswith("_count")]
+    assert everything == counted >= value("icedb_ingest_commits", table="events")
     assert value("icedb_ingest_held_bytes") == 0
 
 

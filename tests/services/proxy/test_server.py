@@ -432,10 +432,12 @@ def test_metrics_have_only_authenticated_tenants(world: OnePartTable, proxy: Pro
     assert value(proxy, "icedb_proxy_sent_bytes_total", tenant="acme") == bytes_before + len(world.content)
     assert value(proxy, "icedb_proxy_tables_open") == 1
     assert value(proxy, "icedb_proxy_table_refreshes_total", result="ok") >= 1
+    assert 0 < value(proxy, "icedb_proxy_snapshot_age_seconds", table=world.table) < 60
 
     stranger = "STRANGER" + os.urandom(8).hex()
     assert code_of(client(proxy.endpoint, stranger, "x" * 20).list_buckets) == "InvalidAccessKeyId"
-    wait_until(lambda: value(proxy, "icedb_proxy_refused_total", code="InvalidAccessKeyId") >= 1, "it was not counted")
+    refused = {"tenant": "", "reason": "InvalidAccessKeyId"}
+    wait_until(lambda: value(proxy, "icedb_proxy_refused_requests_total", **refused) >= 1, "it was not counted")
     assert stranger not in get(f"{proxy.admin}/metrics")[1]
 
 
