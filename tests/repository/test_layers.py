@@ -97,6 +97,7 @@ FOLDERS = [
     "icedb_dagster.dev.stack",
     "icedb_dagster.dev.project",
     "icedb_dagster.dev.doctor",
+    "icedb_dagster.dev.exporter",
     "icedb_dagster.dev",
 ]
 #: The most modules that a folder has, and packages that `icedb` has: as many as fit into a reader's memory.
@@ -119,7 +120,7 @@ CONFINED = {
     "chdb": (),
     "h11": ("icedb.services.http.connections",),
     "httpx": ("icedb.services.proxy.config.control_plane",),
-    "prometheus_client": ("icedb.services.",),
+    "prometheus_client": ("icedb.services.", "icedb_dagster.dev.exporter."),
     "starlette": ("icedb.services.",),
     "uvloop": ("icedb.services.http.server_process",),
     "uvicorn": ("icedb.services.http.connections",),

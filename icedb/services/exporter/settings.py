@@ -9,7 +9,6 @@ from icedb.errors import InvalidOption
 from icedb.format.timing import DAY_MS
 from icedb.services.http.config_file import host_and_port
 from icedb.services.http.server_settings import ListenSettings
-from icedb.storage.location import parse_location
 from icedb.util.durations import duration_text
 
 __all__ = ["INTERVAL_MS", "LISTEN", "LISTING_INTERVAL_MS", "ExporterSettings", "exporter_settings"]
@@ -47,11 +46,10 @@ def exporter_settings(
 ) -> ExporterSettings:
     """Return the settings for the arguments of a command. A listing interval of 0 means never.
 
-    Raises InvalidOption, also for a folder that does not exist, and InvalidURI.
+    Raises InvalidOption, also for a folder that does not exist.
     """
     host, port = host_and_port(listen, "--listen")
-    location = parse_location(root)
-    if location.scheme == "file" and not Path(location.root).is_dir():
+    if "://" not in root and not Path(root).expanduser().is_dir():
         raise InvalidOption(f"{root}: there is no such folder. Correct the path.")
     listings_ms = LISTING_INTERVAL_MS if listing_interval_ms is None else listing_interval_ms or None
     return ExporterSettings(

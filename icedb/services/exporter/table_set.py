@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from icedb.errors import IceDBError
 from icedb.format.timing import DAY_MS
 from icedb.services.exporter.settings import ExporterSettings
-from icedb.services.exporter.table_watch import TableWatch
+from icedb.services.exporter.table_watch import TableAccess, TableWatch
 from icedb.storage.location import parse_location
 from icedb.transaction.table_place import find_tables
 from icedb.util.clock import Clock, SystemClock
@@ -35,10 +35,13 @@ FORGET_MS = DAY_MS
 class TableSet:
     """The tables below a root with their figures. One thread runs the rounds; any thread reads the figures."""
 
-    def __init__(self, settings: ExporterSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: ExporterSettings, access: TableAccess | None = None, *, clock: Clock | None = None
+    ) -> None:
         """Make no request. Raises InvalidURI for a root that is not an address."""
-        #: The address of the root, as the addresses of the tables begin.
-        self.root = parse_location(settings.root).uri
+        self._access = access or {}
+        #: The address of the root, with which the addresses of the tables begin.
+        self.root = parse_location(settings.root, **self._access).uri
         self._settings = settings
         self._clock = clock or SystemClock()
         self._threads = ThreadPoolExecutor(THREADS, "icedb-exporter")
@@ -88,21 +91,22 @@ class TableSet:
     def _search(self) -> None:
         now_ms = self._clock.now_ms()
         try:
-            addresses = list(find_tables(self.root))
+            addresses = list(find_tables(self.root, **self._access))
         except (IceDBError, OSError) as error:
             self.search_errors += 1
             logger.error("the tables below %s cannot be listed: %s", self.root, error)
             return
         self._found_ms |= dict.fromkeys(addresses, now_ms)
         self._found_ms = {uri: ms for uri, ms in self._found_ms.items() if now_ms - ms < FORGET_MS}
-        watches = {uri: self.tables.get(uri) or TableWatch(self._name(uri), uri, self._clock) for uri in self._found_ms}
+        watches = {uri: self.tables.get(uri) or self._watch(uri) for uri in self._found_ms}
         for watch in watches.values():
             watch.reopen()
         self.tables = watches
 
-    def _name(self, uri: str) -> str:
-        """Return the path below the root; for a table at the root itself, its last segment."""
-        return uri.rpartition("/")[2] if uri == self.root else uri.removeprefix(f"{self.root.rstrip('/')}/")
+    def _watch(self, uri: str) -> TableWatch:
+        """Name a table by its path below the root. The name of a table at the root itself is its last segment."""
+        name = uri.rpartition("/")[2] if uri == self.root else uri.removeprefix(f"{self.root.rstrip('/')}/")
+        return TableWatch(name, uri, self._clock, self._access)
 
     def _tables_to_list(self) -> list[TableWatch]:
         """Return the tables whose parts were not listed for too long, the oldest listing first."""

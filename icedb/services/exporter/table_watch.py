@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from icedb.format.replay import TableState
 from icedb.operations.health.table_health import TableHealth, Thresholds, examine_state
@@ -19,13 +20,17 @@ from icedb.table import Table
 from icedb.transaction.table_handle import Handle
 from icedb.util.clock import Clock
 
-__all__ = ["OrphanFigures", "TableFigures", "TableWatch"]
+__all__ = ["OrphanFigures", "TableAccess", "TableFigures", "TableWatch"]
 
 logger = logging.getLogger("icedb.exporter")
 
 #: Time after which the health of an unchanged table is computed again: parts expire, and partitions cool down. It takes
 #: a tenth of a second for ten thousand parts.
 EXAMINE_MS = 10 * 60_000
+
+
+#: The arguments `storage_options` and `credential_provider` of `Table.open`.
+TableAccess = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,13 @@ class TableFigures:
 class TableWatch:
     """A table with its latest figures. One thread at a time refreshes it; any thread reads `figures`."""
 
-    def __init__(self, name: str, uri: str, clock: Clock) -> None:
+    def __init__(self, name: str, uri: str, clock: Clock, access: TableAccess | None = None) -> None:
         #: The name in metrics.
         self.name = name
         self.uri = uri
         self.figures = TableFigures()
         self._clock = clock
+        self._access = access or {}
         self._thresholds = Thresholds()
         self._handle: Handle | None = None
         self._known: frozenset[str] | None = None
@@ -119,7 +125,7 @@ class TableWatch:
     def _opened(self) -> Handle:
         """Return the open table. Open it if there is none, or if another one may be at the address."""
         if self._handle is None or self._must_reopen:
-            opened = Table.open(self.uri).handle
+            opened = Table.open(self.uri, **self._access).handle
             # Tables of v3 have no id.
             if self._handle is None or not opened.spec.id or opened.spec.id != self._handle.spec.id:
                 self._handle, self._known = opened, None

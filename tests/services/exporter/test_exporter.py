@@ -30,7 +30,7 @@ class Exporter:
     """An exporter without its server."""
 
     def __init__(self, root: Path, clock: ManualClock | None = None) -> None:
-        self.tables = TableSet(exporter_settings(str(root)), clock)
+        self.tables = TableSet(exporter_settings(str(root)), clock=clock)
         self.metrics = ExporterMetrics(self.tables)
 
     def search(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -58,6 +60,7 @@ def metrics_of_services() -> dict[str, list[ExposedMetric]]:
         "exporter": exposed(_exporter()),
         "proxy": exposed(_proxy()),
         "ingest": exposed(_ingest()),
+        "dagster": exposed(_dagster()),
     }
 
 
@@ -100,3 +103,26 @@ def _ingest() -> CollectorRegistry:
     metrics.record_rejection("acme", "slow_down")
     metrics.record_events("acme", "events", 1)
     return metrics.registry
+
+
+def _dagster() -> CollectorRegistry:
+    import dagster as dg
+
+    from icedb_dagster.dev.exporter.instance_figures import InstanceFigures, LockFigures, SensorFigures
+    from icedb_dagster.dev.exporter.source import DagsterFigures
+
+    tags = {"icedb/table": "events", "icedb/verb": "verify"}
+    run = dg.DagsterRun("events_verify", tags=tags, status=dg.DagsterRunStatus.SUCCESS)
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    record = dg.RunRecord(1, run, at, at, start_time=at.timestamp(), end_time=at.timestamp())
+
+    registry = CollectorRegistry()
+    with dg.DagsterInstance.ephemeral() as instance:
+        figures = DagsterFigures(instance, Path(), doctor_interval_ms=None)
+        figures.register(registry)
+        assert figures._runs is not None
+        figures._runs._record(record, count=True)
+        figures._runs._count_active([])
+    figures._state = InstanceFigures({"events": LockFigures(1, 0)}, {"s": SensorFigures(1, False)}, {"SENSOR": 1})
+    figures._findings["pools", "problem"], figures._doctor_ms = 1, 1
+    return registry
