@@ -228,7 +228,9 @@ def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> Non
 
 @pytest.mark.sampled(days=3)
 def test_a_line_for_each_request_without_keys(service: IngestProcess, client: IngestClient) -> None:
-    reply = client.send("events", [{"id": "line-1"}, {"id": "line-1"}], headers={"user-agent": "a\tb\x1b[31m"})
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"user-agent": "a\tb\x1b[31m", "traceparent": f"00-{trace}-{span}-01"}
+    reply = client.send("events", [{"id": "line-1"}, {"id": "line-1"}], headers=headers)
     client.send("events", {"id": "line-2"}, key="nobody-0123456789")
     with IngestClient(service.endpoint) as another:
         another.ask("GET", "/healthz")
@@ -236,6 +238,7 @@ def test_a_line_for_each_request_without_keys(service: IngestProcess, client: In
     line = lines[reply.headers["x-request-id"]]
     expected = {"tenant": "acme", "table": "events", "status": 200, "events": 1, "repeated": 1}
     assert expected.items() <= line.items()
+    assert (line["trace_id"], line["span_id"]) == (trace, span)
     assert line["commit"] == reply.json["commit"]
     assert line["log_file"].startswith(f"_log/{line['commit'].partition('-')[0]}_")  # names the commit for an operator
     host = writer_name(SystemClock()).rsplit("-", 2)[0]
