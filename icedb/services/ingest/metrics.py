@@ -52,7 +52,7 @@ class IngestMetrics(ClientServiceMetrics):
         )
         self._refused = Counter(
             "icedb_ingest_refused_requests",
-            "Rejected requests of tenants, with the error code as the reason.",
+            "Rejected requests, with the error code as the reason; tenant is empty for unauthenticated requests.",
             ("tenant", "reason"),
             registry=registry,
         )
@@ -80,9 +80,9 @@ class IngestMetrics(ClientServiceMetrics):
             self._bytes.labels(tenant).inc(bytes_)
 
     def record_rejection(self, tenant: str | None, error: str | None) -> None:
-        """Count a rejected request of a tenant. Do nothing without a tenant or an error code."""
-        if tenant is not None and error is not None:
-            self._refused.labels(tenant, error).inc()
+        """Count a rejected request, of a tenant or of an unauthenticated client. Do nothing without an error code."""
+        if error is not None:
+            self._refused.labels(tenant or "", error).inc()
 
     def record_events(self, tenant: str, table: str, events: int) -> None:
         """Count committed events."""

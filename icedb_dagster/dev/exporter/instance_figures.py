@@ -79,8 +79,6 @@ def read_instance(instance: dg.DagsterInstance) -> InstanceFigures:
 
 
 def _locks(instance: dg.DagsterInstance) -> dict[str, LockFigures]:
-    if not instance.event_log_storage.supports_global_concurrency_limits:
-        return {}
     pools = table_pools_of(instance)
     if not pools:
         return {}

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from icedb_dagster.dev.doctor.locks import table_pools_of
 from icedb_dagster.locking.table_lock import POOL_TAG
 from icedb_dagster.maintenance.definitions import CRONS
 from icedb_dagster.maintenance.verbs import VERBS
@@ -20,6 +21,7 @@ __all__ = ["ACTIVE", "RunFigures", "table_of"]
 
 #: The values of the tag `icedb/verb`, and with them of the label `verb`.
 MAINTENANCE_VERBS = tuple(sorted({*CRONS, *(verb.name for verb in VERBS)}))
+_USUAL = ("merge_newest", "merge_oldest", "merge_log", "cleanup", "orphans", "verify")
 #: Ended runs by the label `status`.
 _ENDED = {
     dg.DagsterRunStatus.SUCCESS: "success",
@@ -76,6 +78,7 @@ class RunFigures:
         """Count the runs that ended since the last call, and those that are active now."""
         now = datetime.fromtimestamp(now_ms / 1000, UTC)
         first, since = self._since is None, self._since or now - HISTORY
+        self._begin_at_zero(table_pools_of(instance))
         ended = instance.get_run_records(
             dg.RunsFilter(statuses=list(_ENDED), tags=_maintenance(), updated_after=since - _OVERLAP),
             limit=_HISTORY_RUNS_MAX if first else None,
@@ -85,6 +88,13 @@ class RunFigures:
                 self._record(record, count=not first)
         self._seen, self._since = frozenset(record.dagster_run.run_id for record in ended), now
         self._count_active(instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE), tags=_maintenance())))
+
+    def _begin_at_zero(self, pools: Iterable[str]) -> None:
+        """Let the counters of usual runs begin at 0, because a rate needs a sample before the first run."""
+        for pool in pools:
+            for verb in _USUAL:
+                for status in ("success", "failure"):
+                    self._runs.labels(pool.partition("/")[2], verb, status)
 
     def _record(self, record: dg.RunRecord, *, count: bool) -> None:
         run = record.dagster_run

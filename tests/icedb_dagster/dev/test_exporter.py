@@ -100,6 +100,7 @@ def test_locks_sensors_and_the_daemon(instance: dg.DagsterInstance, name: str) -
     figures = Figures(instance)
     assert (figures.value("lock_held", table=name), figures.value("lock_waiting", table=name)) == (1, 2)
     assert figures.value("active_runs", verb="merge_newest", status="started") == 3
+    assert figures.value("runs_total", table=name, verb="cleanup", status="failure") == 0, "for a rate of the first"
     assert figures.value("sensor_tick_timestamp_seconds", sensor=f"{name}_sensor") == pytest.approx(NOW_S)
     assert figures.value("sensor_failed", sensor=f"{name}_sensor") == 1
     assert figures.value("daemon_heartbeat_timestamp_seconds", daemon="SENSOR") == pytest.approx(NOW_S)

@@ -205,6 +205,7 @@ def test_invalid_keys_are_unauthorized_and_valid_ones_accepted(client: IngestCli
 
 def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> None:
     client.send("events", {"id": "counted", "n": 1})
+    client.send("events", {"id": "not-counted"}, key="wrong-key-0123456789")
     assert client.ask("GET", "/healthz").status == client.ask("GET", "/readyz").status == 200
     assert client.ask("GET", "/metrics").status == 404  # not for clients
     with IngestClient(service.admin) as admin:
@@ -217,6 +218,7 @@ def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> Non
 
     assert value("icedb_ingest_requests", tenant="acme", endpoint="events", status="200") >= 1
     assert value("icedb_ingest_events", tenant="acme", table="events") >= 1
+    assert value("icedb_ingest_refused_requests", tenant="", reason="unauthorized") >= 1
     assert value("icedb_ingest_committed_rows", table="events") >= 1
     assert value("icedb_ingest_commits", table="events") >= 1
     assert value("icedb_ingest_pending_rows", table="events") == 0
