@@ -198,13 +198,15 @@ def _kind_of(key: str, file: LogFile) -> CommitKind:
 
 
 def last_commits(state: TableState) -> dict[CommitKind, int]:
-    """Return the time of the newest commit of each kind but `insert`, as far as the log records it (unix ms).
+    """Return the time of the newest commit of each kind, as far as the log records it (unix ms). Makes no request.
 
-    Makes no request.
+    A merge of log files forgets when an insert was made, because it does not carry that operation on.
     """
-    carried = carried_operations(stored.file for stored in state.effective.values())
+    files = [stored.file for stored in state.effective.values()]
+    times = [(name, at_ms) for at_ms, name in carried_operations(files).items()]
+    times += [(file.operation, file.t_ms) for file in files]
     newest: dict[CommitKind, int] = {}
-    for at_ms, name in carried.items():
+    for name, at_ms in times:
         if name in _KINDS:
             kind = cast(CommitKind, name)
             newest[kind] = max(at_ms, newest.get(kind, 0))

@@ -12,7 +12,7 @@ import dagster as dg
 
 from icedb.errors import InvalidOption, RetryableError
 from icedb.util.times import iso_text
-from icedb_dagster.locking.table_lock import POOL_TAG
+from icedb_dagster.locking.table_lock import table_of
 from icedb_dagster.metadata.error_text import essence
 
 __all__ = ["FailedRun", "build_run_failure_sensor"]
@@ -96,11 +96,10 @@ def _failed_run(context: dg.RunFailureSensorContext) -> FailedRun:
     while error is not None and error.cause is not None:
         error = error.cause
     failed_s = None if record is None else record.end_time
-    pool = run.tags.get(POOL_TAG)
     return FailedRun(
         run_id=run.run_id,
         job=run.job_name,
-        table=pool.partition("/")[2] if pool else run.tags.get("icedb/table"),
+        table=table_of(run.tags),
         verb=run.tags.get("icedb/verb"),
         error=essence(event.message or "" if error is None else error.message),
         failed_at="" if failed_s is None else iso_text(round(failed_s * 1000)),

@@ -114,5 +114,4 @@ class TableSet:
         if interval_ms is None:
             return []
         since_ms = self._clock.now_ms() - interval_ms
-        listed = ((t.figures.orphans.listed_ms if t.figures.orphans else 0, t) for t in self.tables.values())
-        return [t for listed_ms, t in sorted(listed, key=lambda pair: pair[0]) if listed_ms <= since_ms]
+        return [t for t in sorted(self.tables.values(), key=lambda t: t.listing_ms) if t.listing_ms <= since_ms]

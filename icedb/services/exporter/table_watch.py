@@ -67,6 +67,8 @@ class TableWatch:
         self.name = name
         self.uri = uri
         self.figures = TableFigures()
+        #: When the parts were last listed, or the listing failed (unix ms); 0 if never.
+        self.listing_ms = 0
         self._clock = clock
         self._access = access or {}
         self._thresholds = Thresholds()
@@ -95,8 +97,6 @@ class TableWatch:
         for key, kind in self._new_commits(handle, state):
             commits[kind] += 1
             newest[kind] = max(handle.keys.parse_log_file(key).t_ms, newest.get(kind, 0))
-        if health.newest_rows_ms is not None:
-            newest["insert"] = max(health.newest_rows_ms, newest.get("insert", 0))
         self.figures = replace(
             self.figures, health=health, last_commits=newest, commits=commits, refreshed_ms=self._clock.now_ms()
         )
@@ -105,6 +105,7 @@ class TableWatch:
         """List the parts of the table and update the figures of orphans. An error becomes a figure."""
         if self._handle is None:
             return
+        self.listing_ms = self._clock.now_ms()
         try:
             report = delete_orphans(self._handle, dry_run=True, limit=10**9)
         except Exception as error:  # noqa: BLE001  as above
@@ -128,7 +129,7 @@ class TableWatch:
             opened = Table.open(self.uri, **self._access).handle
             # Tables of v3 have no id.
             if self._handle is None or not opened.spec.id or opened.spec.id != self._handle.spec.id:
-                self._handle, self._known = opened, None
+                self._handle, self._known, self.listing_ms = opened, None, 0
                 self.figures = replace(self.figures, orphans=None, last_commits={})
             self._must_reopen = False
         return self._handle

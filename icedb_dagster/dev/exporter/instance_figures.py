@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from icedb_dagster.dev.doctor.locks import table_pools_of
 from icedb_dagster.dev.exporter.run_figures import ACTIVE
-from icedb_dagster.locking.table_lock import POOL_TAG
+from icedb_dagster.locking.table_lock import POOL_TAG, table_of
 
 __all__ = ["InstanceFigures", "LockFigures", "SensorFigures", "read_instance"]
 
@@ -87,7 +87,7 @@ def _locks(instance: dg.DagsterInstance) -> dict[str, LockFigures]:
     # A run waits in the queue, or in the step before the one that holds the pool: then it is not pending in the pool.
     active = instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE), tags={POOL_TAG: list(pools)}))
     waiting = Counter(run.tags[POOL_TAG] for run in active if run.run_id not in holders[run.tags[POOL_TAG]])
-    return {pool.partition("/")[2]: LockFigures(len(holders[pool]), waiting[pool]) for pool in pools}
+    return {table_of({POOL_TAG: pool}) or "": LockFigures(len(holders[pool]), waiting[pool]) for pool in pools}
 
 
 def _sensors(instance: dg.DagsterInstance) -> Iterator[tuple[str, SensorFigures]]:

@@ -13,11 +13,11 @@ import dagster as dg
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from icedb_dagster.dev.doctor.locks import table_pools_of
-from icedb_dagster.locking.table_lock import POOL_TAG
+from icedb_dagster.locking.table_lock import POOL_TAG, table_of
 from icedb_dagster.maintenance.definitions import CRONS
 from icedb_dagster.maintenance.verbs import VERBS
 
-__all__ = ["ACTIVE", "RunFigures", "table_of"]
+__all__ = ["ACTIVE", "RunFigures"]
 
 #: The values of the tag `icedb/verb`, and with them of the label `verb`.
 MAINTENANCE_VERBS = tuple(sorted({*CRONS, *(verb.name for verb in VERBS)}))
@@ -94,12 +94,12 @@ class RunFigures:
         for pool in pools:
             for verb in _USUAL:
                 for status in ("success", "failure"):
-                    self._runs.labels(pool.partition("/")[2], verb, status)
+                    self._runs.labels(table_of({POOL_TAG: pool}), verb, status)
 
     def _record(self, record: dg.RunRecord, *, count: bool) -> None:
         run = record.dagster_run
         verb, status = run.tags["icedb/verb"], _ENDED[run.status]
-        labels = table_of(run), verb, status
+        labels = table_of(run.tags) or "", verb, status
         if record.end_time is not None:
             self._last.labels(*labels).set(record.end_time)
         self._runs.labels(*labels).inc(int(count))
@@ -115,16 +115,6 @@ class RunFigures:
             counts[run.tags["icedb/verb"], ACTIVE[run.status]] += 1
         for labels, number in counts.items():
             self._active.labels(*labels).set(number)
-
-
-def table_of(run: dg.DagsterRun) -> str:
-    """Return the table's path below the root, as the exporter names tables.
-
-    The name of the run's pool has it. Without a pool, it follows from the identifier of the asset key, in which a name
-    with two underscores cannot be distinguished from a folder.
-    """
-    pool = run.tags.get(POOL_TAG)
-    return pool.partition("/")[2] if pool else run.tags.get("icedb/table", "").replace("__", "/")
 
 
 def _maintenance() -> dict[str, list[str]]:
