@@ -8,6 +8,7 @@ Grafana is not required. It draws the same panels from the same expressions in i
 from __future__ import annotations
 
 import json
+import math
 import re
 import urllib.parse
 import urllib.request
@@ -18,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 from matplotlib.axes import Axes
-from matplotlib.dates import DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -90,13 +90,14 @@ def _draw_graph(axes: Axes, panel: dict[str, Any], prometheus: Prometheus, varia
     for target in panel["targets"]:
         for labels, samples in prometheus.evaluate(target["expr"], variables):
             name = _legend(target["legendFormat"], labels)
-            times = [datetime.fromtimestamp(at, UTC) for at, _ in samples]
             label = name if drawn < _LEGEND_MAX else None
-            axes.plot(times, [float(v) for _, v in samples], linewidth=1.2, color=next(colours), label=label)
+            times, values = [float(at) for at, _ in samples], [float(value) for _, value in samples]
+            axes.plot(times, values, linewidth=1.2, color=next(colours), label=label)
             drawn += 1
-    axes.set_xlim(datetime.fromtimestamp(prometheus.since, UTC), datetime.fromtimestamp(prometheus.until, UTC))
+    axes.set_xlim(prometheus.since, prometheus.until)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))
+    axes.set_xticks(_times(prometheus.since, prometheus.until))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{datetime.fromtimestamp(at, UTC):%H:%M}"))
     axes.locator_params(axis="y", nbins=4)
     unit = panel["fieldConfig"]["defaults"]["unit"]
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _text(value, unit)))
@@ -105,6 +106,12 @@ def _draw_graph(axes: Axes, panel: dict[str, Any], prometheus: Prometheus, varia
             loc="upper left", bbox_to_anchor=(-0.05, -0.14), ncols=3, fontsize=TEXT_SIZE - 1.5, frameon=False,
             handlelength=1, columnspacing=1, labelcolor=INK,
         )  # fmt: skip
+
+
+def _times(since: float, until: float) -> list[float]:
+    """Return some round times between two times, in unix seconds."""
+    step = next(s for s in (60, 300, 900, 3_600, 21_600, 86_400, math.inf) if (until - since) / s <= 5)
+    return [n * step for n in range(math.ceil(since / step), math.floor(until / step) + 1)]
 
 
 def _legend(template: str, labels: dict[str, str]) -> str:
