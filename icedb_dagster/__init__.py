@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from icedb_dagster.maintenance import TableExport, TimeToLive, build_run_retention, build_table_definitions
     from icedb_dagster.metadata.spark_progress import spark_progress
     from icedb_dagster.resource import IceDBResource
-    from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
+    from icedb_dagster.sensors import CommitsSensor, FailedRun, MaintenanceSensor, build_run_failure_sensor
     from icedb_dagster.specs import build_observation, observable_table, table_spec
     from icedb_dagster.sql_assets import sql_asset
 
@@ -48,6 +48,7 @@ __all__ = [
     "ConnectSpark",
     "EmrServerlessSpark",
     "EmrSpark",
+    "FailedRun",
     "FreshnessCheck",
     "HorizonCheck",
     "IceDBIOManager",
@@ -67,6 +68,7 @@ __all__ = [
     "TableExport",
     "TimeToLive",
     "build_observation",
+    "build_run_failure_sensor",
     "build_run_retention",
     "build_table_checks",
     "build_table_definitions",
@@ -98,7 +100,7 @@ _HOMES = {
     "icedb_dagster.maintenance": ("TableExport", "TimeToLive", "build_run_retention", "build_table_definitions"),
     "icedb_dagster.metadata.spark_progress": ("spark_progress",),
     "icedb_dagster.resource": ("IceDBResource",),
-    "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor"),
+    "icedb_dagster.sensors": ("CommitsSensor", "FailedRun", "MaintenanceSensor", "build_run_failure_sensor"),
     "icedb_dagster.compute.spark_places": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
     "icedb_dagster.specs": ("build_observation", "observable_table", "table_spec"),
     "icedb_dagster.sql_assets": ("sql_asset",),

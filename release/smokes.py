@@ -219,6 +219,18 @@ def docs() -> None:
     assert version("mkdocs-material") and version("mkdocstrings-python") and version("griffe-sphinx")
 
 
+def exporter() -> None:
+    """Read the figures of a table."""
+    from icedb.services.exporter.metrics import ExporterMetrics
+    from icedb.services.exporter.settings import exporter_settings
+    from icedb.services.exporter.table_set import TableSet
+
+    _table()
+    tables = TableSet(exporter_settings("."))
+    tables.run_round()
+    assert b'icedb_table_up{table="events"} 1.0' in ExporterMetrics(tables).text()
+
+
 def ingest() -> None:
     """Check a configuration of the ingest service."""
     _table()
@@ -322,7 +334,7 @@ def ui() -> None:
 SMOKES = {
     smoke.__name__.replace("_", "-"): smoke
     for smoke in (base, aws, bench, chdb, cli, dagster, dagster_spark, datafusion, dbt, dbt_tests, demo, dev, docs,
-                  ingest, notebooks, pandas, polars, proxy, spark, ui)
+                  exporter, ingest, notebooks, pandas, polars, proxy, spark, ui)
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ class BufferStats:
     #: The time from the first attempt of the last group to its answers (ms), and the sum for all groups.
     last_commit_ms: int = 0
     total_commit_ms: int = 0
+    #: Upper limit (ms) -> the number of groups that took at most this time. The last limit is infinite.
+    commit_durations: tuple[tuple[float, int], ...] = ()
     #: Ids that are remembered; 0 without `id_column`.
     known_ids: int = 0
 

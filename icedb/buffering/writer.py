@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import math
 import os
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from itertools import accumulate
 from types import TracebackType
 from typing import Self, get_args
 
@@ -40,6 +43,10 @@ logger = logging.getLogger(__name__)
 _EXIT_TIMEOUT_MS = 60_000
 # The number of failed futures that are kept for `flush`, which raises one of them.
 _FAILED_MAX = 1_000
+# The upper limits (ms) by which durations of commits are counted.
+_DURATION_LIMITS: tuple[float, ...] = (
+    10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, math.inf,
+)  # fmt: skip
 
 _open: weakref.WeakSet[BufferedWriter] = weakref.WeakSet()
 
@@ -139,6 +146,8 @@ class BufferedWriter:
         self._closed = False
         self._failed: deque[AcknowledgementFuture] = deque(maxlen=_FAILED_MAX)
         self._last_ms = self._total_ms = 0
+        #: The number of groups by duration: each limit has those that are above the one before it.
+        self._durations = [0] * len(_DURATION_LIMITS)
         # A daemon. Otherwise the interpreter would wait for it before it runs exit handlers.
         self._thread = threading.Thread(target=self._run, name=f"icedb-writer {table.uri}", daemon=True)
         self._thread.start()
@@ -330,6 +339,7 @@ class BufferedWriter:
         with self._changed:
             self._group = []
             self._last_ms, self._total_ms = took_ms, self._total_ms + took_ms
+            self._durations[bisect_left(_DURATION_LIMITS, took_ms)] += 1
             self._failed = deque((a for a in self._failed if not a.seen), _FAILED_MAX)
             for submission in group:
                 if submission in again:
@@ -465,6 +475,7 @@ class BufferedWriter:
             waits = self._queue.since
             oldest = min((*(s.since for s in self._group), *([] if waits is None else [waits])), default=None)
             last_ms, total_ms = self._last_ms, self._total_ms
+            durations = tuple(zip(_DURATION_LIMITS, accumulate(self._durations), strict=True))
         counts = self._committer.counts
         return BufferStats(
             pending_submissions=submissions,
@@ -480,6 +491,7 @@ class BufferedWriter:
             retries=counts.retries,
             last_commit_ms=last_ms,
             total_commit_ms=total_ms,
+            commit_durations=durations,
             known_ids=self._ids.count if self._ids is not None else 0,
         )
 

@@ -9,7 +9,7 @@ commit's own log file only. `CommitInfo.exact` is false if the log may have forg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
@@ -19,11 +19,20 @@ from icedb.errors import InvalidOption
 from icedb.format.codec import decode
 from icedb.format.keys import partition_of
 from icedb.format.operation_names import carried_operations
-from icedb.format.records import Marker, StoredLogFile, total_bytes, total_rows
+from icedb.format.records import LogFile, Marker, StoredLogFile, total_bytes, total_rows
 from icedb.format.replay import TableState
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["CommitInfo", "CommitKind", "LogFileInfo", "LogFileState", "history", "log_files"]
+__all__ = [
+    "CommitInfo",
+    "CommitKind",
+    "LogFileInfo",
+    "LogFileState",
+    "commit_kinds",
+    "history",
+    "last_commits",
+    "log_files",
+]
 
 #: The kind of a commit.
 #:
@@ -159,6 +168,49 @@ def history(handle: Handle, *, limit: int | None = None, since_ms: int | None = 
             if record.is_recorded
         ]
     return infos
+
+
+def commit_kinds(handle: Handle, state: TableState, log_files: Collection[str]) -> dict[str, CommitKind]:
+    """Return the kind of the commit of each of these log files of a state.
+
+    A log file that was replaced was not read. The log carries its operation, or it is a plain insert. Only one of an
+    exclusive commit whose operation is not carried, such as a merge of log files, is fetched. Raises CorruptLog and the
+    store's errors.
+    """
+    carried = carried_operations(stored.file for stored in state.effective.values())
+    files = {key: stored.file for key in log_files if (stored := state.effective.get(key)) is not None}
+    names = {key: handle.keys.parse_log_file(key) for key in log_files if key not in files}
+    unknown = [key for key, name in names.items() if name.epoch is not None and name.t_ms not in carried]
+    files |= {key: decode(stored.body, key, handle.keys) for key, stored in handle.store.get_many(unknown).items()}
+    kinds: dict[str, CommitKind] = {key: _kind_of(key, file) for key, file in files.items()}
+    for key, name in names.items():
+        if key not in files:
+            kinds[key] = _recorded_kind(carried.get(name.t_ms, "insert" if name.epoch is None else ""), ()) or "log"
+    return kinds
+
+
+def _kind_of(key: str, file: LogFile) -> CommitKind:
+    """Return the kind of a log file's own commit."""
+    added = [m for m in file.markers if m.created_ms == file.t_ms]
+    removed = [m for m in file.markers if m.tombstoned_ms == file.t_ms]
+    stored = StoredLogFile(key, file, file.t_ms)
+    return _recorded_kind(file.operation, added) or _derived_kind(stored, added, removed, file.t_ms, {}, exact=False)
+
+
+def last_commits(state: TableState) -> dict[CommitKind, int]:
+    """Return the time of the newest commit of each kind, as far as the log records it (unix ms). Makes no request.
+
+    A merge of log files forgets when an insert was made, because it does not carry that operation on.
+    """
+    files = [stored.file for stored in state.effective.values()]
+    times = [(name, at_ms) for at_ms, name in carried_operations(files).items()]
+    times += [(file.operation, file.t_ms) for file in files]
+    newest: dict[CommitKind, int] = {}
+    for name, at_ms in times:
+        if name in _KINDS:
+            kind = cast(CommitKind, name)
+            newest[kind] = max(at_ms, newest.get(kind, 0))
+    return newest
 
 
 def _commits(handle: Handle, state: TableState) -> dict[tuple[int, str], _CommitRecord]:

@@ -18,12 +18,13 @@ import re
 import shutil
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from stat import S_ISLNK
 
@@ -38,6 +39,7 @@ from icedb.storage.google_cloud import GoogleAccess
 from icedb.storage.local_store import check_folder, create_file, delete_files, file_status, list_files, open_file
 from icedb.storage.location import Location
 from icedb.storage.object_store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore, StoredObject, chunks
+from icedb.storage.request_counts import REQUEST_COUNTS, Operation, RequestInProgress
 from icedb.storage.split_store import SplitStore
 from icedb.util.progress import DELETING, Advance, progress
 from icedb.util.thread_pool import start_thread_pool
@@ -73,6 +75,12 @@ PIECE_BYTES = 1024 * 1024
 # The number of files that `some_below` returns at most for a folder, and the progress step of a long listing.
 SOME = 100
 PROGRESS_STEP = 1_000
+# The maximum of keys in one response to a LIST request of S3.
+KEYS_PER_LIST = 1_000
+# The verbs of error messages that are requests, with the name of the operation in the counts.
+_OPERATIONS: Mapping[str, Operation] = {
+    "create": "put", "read": "get", "look up": "head", "list": "list", "delete": "delete", "copy": "copy",
+}  # fmt: skip
 
 # An expiry that keeps obstore from caching credentials, because the provider caches and renews them itself.
 EXPIRED = datetime.fromtimestamp(0, tz=UTC)
@@ -217,26 +225,29 @@ class ObstoreStore:
 
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore. One request."""
-        with self._errors("create", key):
+        with self._request("create", key) as request:
+            request.bytes = _size(body)
             obstore.put(self._existing(key), key, body, mode="create", use_multipart=False)
 
     def copy(self, source: str, target: str) -> None:
         """See ObjectStore."""
-        with self._errors("copy", source):
+        with self._request("copy", source):
             # S3 has no create-only copy, so the target's name must be random.
             obstore.copy(self._existing(source), source, target, overwrite=True)
 
     def get(self, key: str) -> StoredObject:
         """See ObjectStore."""
-        with self._errors("read", key):
+        with self._request("read", key) as request:
             result = obstore.get(self._existing(key), key)
-            return StoredObject(result.bytes().to_bytes(), _ms(result.meta["last_modified"]))
+            body = result.bytes().to_bytes()
+            request.bytes = len(body)
+            return StoredObject(body, _ms(result.meta["last_modified"]))
 
     def fetch(self, key: str, path: Path) -> None:
         """Write an object's content to a file in pieces, because it may be larger than memory."""
-        with self._errors("read", key), path.open("wb") as file:
+        with self._request("read", key) as request, path.open("wb") as file:
             for piece in obstore.get(self._existing(key), key).stream(min_chunk_size=FETCH_BYTES):
-                file.write(piece)
+                request.bytes += file.write(piece)
 
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """Stream a range of an object; see the function of this name."""
@@ -251,7 +262,7 @@ class ObstoreStore:
         The result hands over its connection here, because obstore may keep the result itself alive until its next call.
         A stream that no reader begins would hold its connection for that long.
         """
-        with self._errors("read", key):
+        with self._request("read", key):
             result = await obstore.get_async(self._existing(key), key, options={"range": (start, stop)})
         if result.range != (start, stop):
             raise _too_short(self.location, key, start, stop)
@@ -270,6 +281,7 @@ class ObstoreStore:
             try:
                 while start < stop and (piece := await self._next(pieces, key)):
                     start += len(piece)
+                    REQUEST_COUNTS.add_bytes("get", len(piece))
                     yield piece
             except StoreUnavailable:
                 if start == requested_from:  # the request returned no piece at all: the store is at fault
@@ -288,8 +300,9 @@ class ObstoreStore:
         """Yield pieces by separate reads, because obstore's stream is one piece for memory."""
         for at in range(start, stop, PIECE_BYTES):
             end = min(at + PIECE_BYTES, stop)
-            with self._errors("read", key):
+            with self._request("read", key) as request:
                 piece = await obstore.get_range_async(self._existing(key), key, start=at, end=end)
+                request.bytes = len(piece)
             if len(piece) < end - at:
                 raise _too_short(self.location, key, at, end)
             yield piece.to_bytes()
@@ -305,7 +318,7 @@ class ObstoreStore:
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
-        with self._errors("look up", key):
+        with self._request("look up", key):
             meta = obstore.head(self._existing(key), key)
         return ObjectInfo(key, meta["size"], _ms(meta["last_modified"]))
 
@@ -349,7 +362,7 @@ class ObstoreStore:
         backend = self._open()
         if backend is None:
             return (), ()
-        with self._errors("list", folder):
+        with self._request("list", folder):
             entries = obstore.list_with_delimiter(backend, folder or None)
         objects = (m["path"] for m in entries["objects"])
         return tuple(map(_last_segment, objects)), tuple(map(_last_segment, entries["common_prefixes"]))
@@ -359,7 +372,7 @@ class ObstoreStore:
         backend = self._open()
         if backend is None:
             return []
-        with self._errors("list", prefix):
+        with self._request("list", prefix):
             page = next(iter(obstore.list(backend, prefix.rstrip("/"))), ())
             return [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
 
@@ -369,12 +382,16 @@ class ObstoreStore:
         if backend is None:
             return []
         infos: list[ObjectInfo] = []
-        with self._errors("list", prefix), progress("listing objects", None, "objects") as advance:
+        with (
+            self._request("list", prefix) as request,
+            progress("listing objects", None, "objects") as advance,
+        ):
             # Azure's emulator ignores the offset. The real service has not been tested.
             offset = None if isinstance(backend, AzureStore) else after
             for page in obstore.list(backend, prefix.rstrip("/"), offset=offset):
                 infos += [ObjectInfo(m["path"], m["size"], _ms(m["last_modified"])) for m in page]
                 advance(len(page))
+            request.requests = max(1, ceil(len(infos) / KEYS_PER_LIST))
         # Google Cloud's emulator ignores the offset as well.
         return sorted((info for info in infos if after is None or info.key > after), key=lambda info: info.key)
 
@@ -386,7 +403,7 @@ class ObstoreStore:
         with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
                 try:
-                    with self._errors("delete", some[0], others=len(some) - 1):
+                    with self._request("delete", some[0], others=len(some) - 1):
                         obstore.delete(backend, some)
                 except ObjectNotFound:
                     self._delete_singly(backend, some)  # stores without bulk deletion stop at the first missing object
@@ -395,10 +412,16 @@ class ObstoreStore:
     def _delete_singly(self, backend: Backend, keys: Iterable[str]) -> None:
         for key in keys:
             try:
-                with self._errors("delete", key):
+                with self._request("delete", key):
                     obstore.delete(backend, key)
             except ObjectNotFound:
                 continue
+
+    @contextmanager
+    def _request(self, verb: str, key: str, *, others: int = 0) -> Iterator[RequestInProgress]:
+        """Count a request, and translate its errors."""
+        with REQUEST_COUNTS.request(_OPERATIONS[verb]) as request, self._errors(verb, key, others=others):
+            yield request
 
     @contextmanager
     def _errors(self, verb: str, key: str, *, others: int = 0) -> Iterator[None]:
@@ -444,14 +467,17 @@ class LocalFolder(ObstoreStore):
     def create(self, key: str, body: bytes | Path) -> None:
         """See ObjectStore. The file survives a power failure after this returns."""
         self._open()  # raises if an existing folder has disappeared, instead of creating it again
-        with self._errors("create", key):
+        with self._request("create", key) as request:
+            request.bytes = _size(body)
             create_file(self._root, key, body, fsync=self.location.fsync)
         self._open()
 
     def get(self, key: str) -> StoredObject:
         """See ObjectStore. Reads the file directly, because obstore's result would have to be copied."""
-        with self._errors("read", key), self._file(key) as file:
-            return StoredObject(file.readall(), _modified_ms(os.fstat(file.fileno())))
+        with self._request("read", key) as request, self._file(key) as file:
+            body = file.readall()
+            request.bytes = len(body)
+            return StoredObject(body, _modified_ms(os.fstat(file.fileno())))
 
     def _file(self, key: str) -> FileIO:
         self._existing(key)
@@ -459,8 +485,9 @@ class LocalFolder(ObstoreStore):
 
     def fetch(self, key: str, path: Path) -> None:
         """Write a file's content to another file, in pieces."""
-        with self._errors("read", key), self._file(key) as file, path.open("wb") as target:
+        with self._request("read", key) as request, self._file(key) as file, path.open("wb") as target:
             shutil.copyfileobj(file, target, FETCH_BYTES)
+            request.bytes = target.tell()
 
     async def open_stream(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """Stream a range of a file; see the function of this name."""
@@ -477,16 +504,17 @@ class LocalFolder(ObstoreStore):
 
     def _range(self, key: str, start: int, end: int, stop: int) -> bytes:
         """Read the bytes `start` to `end - 1` of a file that must have at least `stop` bytes."""
-        with self._errors("read", key), self._file(key) as file:
+        with self._request("read", key) as request, self._file(key) as file:
             is_complete = os.fstat(file.fileno()).st_size >= stop
             piece = os.pread(file.fileno(), end - start, start) if is_complete else b""
+            request.bytes = len(piece)
         if len(piece) < end - start:
             raise _too_short(self.location, key, start, stop)
         return piece
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
-        with self._errors("look up", key):
+        with self._request("look up", key):
             self._existing(key)
             return _info(key, file_status(self.location.root, key))
 
@@ -494,7 +522,7 @@ class LocalFolder(ObstoreStore):
         """Return the names of the files and folders in a folder. Follows no link, which could lead in a circle."""
         if self._open() is None:
             return (), ()
-        with self._errors("list", folder), os.scandir(self._root / folder) as entries:
+        with self._request("list", folder), os.scandir(self._root / folder) as entries:
             kinds = [(e.name, e.is_file(follow_symlinks=False), e.is_dir(follow_symlinks=False)) for e in entries]
         return tuple(n for n, is_file, _ in kinds if is_file), tuple(n for n, _, is_dir in kinds if is_dir)
 
@@ -520,7 +548,7 @@ class LocalFolder(ObstoreStore):
     def _listed(self, prefix: str, after: str = "", *, unfinished: bool = False) -> Iterator[ObjectInfo]:
         if self._open() is None:
             return
-        with self._errors("list", prefix):
+        with self._request("list", prefix):
             files = list_files(self.location.root, prefix.rstrip("/"), after=after, unfinished=unfinished)
             for key, status in files:
                 yield _info(key, status)
@@ -531,13 +559,13 @@ class LocalFolder(ObstoreStore):
             return
         with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
-                with self._errors("delete", some[0], others=len(some) - 1):
+                with self._request("delete", some[0], others=len(some) - 1):
                     delete_files(self.location.root, some)
                 advance(len(some))
 
     def copy(self, source: str, target: str) -> None:
         """See ObjectStore. Not a hard link: it would be as old as its source, and an orphan sweep could delete it."""
-        with self._errors("copy", source), self._file(source) as file:
+        with self._request("copy", source), self._file(source) as file:
             create_file(self._root, target, file, fsync=self.location.fsync)
 
 
@@ -601,6 +629,10 @@ def presign(store: ObjectStore, key: str, *, expires: timedelta) -> str | None:
 
 def _store_of(store: ObjectStore, key: str) -> ObjectStore:
     return store.store_of(key) if isinstance(store, SplitStore) else store
+
+
+def _size(body: bytes | Path) -> int:
+    return len(body) if isinstance(body, bytes) else body.stat().st_size
 
 
 def _too_short(location: Location, key: str, start: int, stop: int) -> StoreUnavailable:

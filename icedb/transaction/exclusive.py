@@ -9,7 +9,9 @@ A commit that lost is rebased on the commit that came first. docs/format.md, "Co
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,12 +45,15 @@ from icedb.transaction.epoch_guard import claims_beyond, foreign_maintenance, re
 from icedb.transaction.table_handle import Handle
 from icedb.writer.part_writer import discard
 
-__all__ = ["EXCLUSIVE_ATTEMPTS_MAX", "CommitOperation", "commit_exclusive"]
+__all__ = ["EXCLUSIVE_ATTEMPTS_MAX", "CommitOperation", "commit_exclusive", "rebases"]
 
 logger = logging.getLogger(__name__)
 
 # Each lost attempt means that another exclusive commit succeeded. So many in a row mean that the table's lock fails.
 EXCLUSIVE_ATTEMPTS_MAX = 50
+
+_rebases: Counter[str] = Counter()
+_rebases_lock = threading.Lock()
 
 
 class CommitOperation(Protocol):
@@ -80,6 +85,15 @@ class CommitOperation(Protocol):
     def build(self, state: TableState, t_ms: int) -> CommitDraft | None:
         """Return the log file to publish, or None if nothing is (left) to do. May raise InvalidRequestError."""
         ...
+
+
+def rebases() -> Mapping[str, int]:
+    """Return the attempts of this process that were rebased, by the address of the table, for metrics.
+
+    Another writer took the claim, or the store did not answer.
+    """
+    with _rebases_lock:
+        return dict(_rebases)
 
 
 @dataclass(slots=True)
@@ -122,6 +136,8 @@ def commit_exclusive(handle: Handle, operation: CommitOperation) -> Commit:
             commit = _attempt(handle, operation, tried)
             if commit is not None:
                 return commit
+            with _rebases_lock:
+                _rebases[handle.table] += 1
             logger.info("%s: attempt %d at an exclusive commit is rebased", handle.table, attempt + 1)
         commit = _reconcile_own_claims(handle, handle.read(fresh=True), operation, tried)
     except CommitStateUnknown:

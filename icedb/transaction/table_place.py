@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from icedb.errors import InvalidURI
 from icedb.format.keys import Keys
+from icedb.storage.credentials import CredentialProvider
 from icedb.storage.location import Location, parse_location
 from icedb.storage.obstore_store import ObjectNotFound, ObjectStore, open_single_store, some_below
 from icedb.transaction.table_handle import Handle
@@ -70,14 +71,18 @@ def is_table(store: ObjectStore) -> bool:
     return any(_is_there(store, key) for key in (keys.spec, keys.probe)) or bool(some_below(store, keys.log_prefix))
 
 
-def find_tables(root: str | os.PathLike[str]) -> Iterator[str]:
+def find_tables(
+    root: str | os.PathLike[str],
+    storage_options: Mapping[str, str] | None = None,
+    credential_provider: CredentialProvider | None = None,
+) -> Iterator[str]:
     """Yield the address of each table at `root` and below it, in the order of their names.
 
     Each folder costs a request, except those that a table owns. Folders whose name begins with a dot, and symbolic
     links, are skipped. A table without `_table.json`, such as one of IceDB v3, is recognised by its `_data` and `_log`.
     Raises InvalidURI and the store's errors.
     """
-    location = parse_location(root)
+    location = parse_location(root, storage_options, credential_provider)
     store = open_single_store(location)
     with progress("listing folders", None, "objects") as advance:
         folders = ["" if location.scheme == "file" else location.prefix]

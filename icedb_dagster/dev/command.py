@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icedb.errors import IceDBError, StackError
+from icedb.util.optional_deps import import_optional
 from icedb_dagster.compute.place_config import PlaceName, configured_place
 from icedb_dagster.dev import stack as local_stack
 from icedb_dagster.dev.doctor import DoctorFinding, examine
@@ -205,6 +206,48 @@ def doctor(
         _show_findings(findings)
     if any(finding.status == "problem" for finding in findings):
         raise typer.Exit(PROBLEMS)
+
+
+@app.command(epilog="Example: icedb-dagster exporter --listen 0.0.0.0:9464")
+def exporter(
+    project_dir: ProjectDir = Path(),
+    root: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="The root of the tables.", show_default="the root of the code's resource"),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /health and /ready at this address.")
+    ] = "127.0.0.1:9464",
+    doctor: Annotated[bool, typer.Option(help="Run the doctor every hour, and publish its findings.")] = True,
+) -> None:
+    """Publish the figures of all tables and of the Dagster instance for Prometheus, until SIGINT or SIGTERM.
+
+    The figures of tables are those of icedb exporter.
+    """
+    for module in ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client"):
+        import_optional(module, extra="exporter")
+    from icedb.services.exporter.server import serve
+    from icedb.services.exporter.settings import exporter_settings
+    from icedb_dagster.dev.exporter.source import DOCTOR_INTERVAL_MS, DagsterFigures
+
+    with project_environment(project_dir), use_instance(project_dir) as used:
+        lake_root, access = _root_of_tables(project_dir, root)
+        settings = exporter_settings(lake_root, listen=listen)
+        source = DagsterFigures(
+            used.instance, project_dir.absolute(), doctor_interval_ms=DOCTOR_INTERVAL_MS if doctor else None
+        )
+        serve(settings, on_ready=lambda line: _errors.print(line, soft_wrap=True), access=access, sources=[source])
+
+
+def _root_of_tables(project_dir: Path, root: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the root of the tables, and the access to it of the resource that contains it. Raises StackError."""
+    lakes = load_code(project_dir).lakes
+    if root is None and len(lakes) != 1:
+        roots = ", ".join(lake.root for lake in lakes) or "none that could be loaded"
+        raise StackError(f"the code has not exactly one IceDBResource (roots: {roots}). Pass --root URI")
+    wanted = lakes[0].root if root is None else root
+    lake = next((lake for lake in lakes if f"{wanted}/".startswith(f"{lake.root.rstrip('/')}/")), None)
+    return wanted, {} if lake is None else lake.access()
 
 
 @app.command(epilog="Example: icedb-dagster init shop --root s3://lake/shop")

@@ -12,13 +12,13 @@ that its run holds the slot. docs/concepts/concurrency.md describes when a slot 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
 from icedb.errors import PoolNotExclusive
 
-__all__ = ["POOL_TAG", "await_pool", "check_pool_held", "ensure_pool", "icedb_pool", "table_pools"]
+__all__ = ["POOL_TAG", "await_pool", "check_pool_held", "ensure_pool", "icedb_pool", "table_of", "table_pools"]
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
@@ -46,6 +46,18 @@ def icedb_pool(table: dg.AssetKey | Sequence[str] | str) -> str:
         icedb_pool("sales/orders")  # icedb/sales/orders
     """
     return _POOL_PREFIX + "/".join(dg.AssetKey.from_coercible(table).path)
+
+
+def table_of(tags: Mapping[str, str]) -> str | None:
+    """Return the asset key of the table that a run maintains, with slashes, from the run's tags; None without a table.
+
+    The name of its pool has it. Without a pool, it follows from the identifier of the key, in which a name with two
+    underscores cannot be distinguished from two names.
+    """
+    pool, identifier = tags.get(POOL_TAG), tags.get("icedb/table")
+    if pool is not None:
+        return pool.removeprefix(_POOL_PREFIX)
+    return None if identifier is None else identifier.replace("__", "/")
 
 
 def table_pools(pools: Iterable[str]) -> tuple[str, ...]:

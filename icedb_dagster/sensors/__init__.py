@@ -1,7 +1,15 @@
-"""A table's sensors: one starts maintenance that is due, one reports commits made outside Dagster."""
+"""Sensors: one starts a table's due maintenance, one reports commits made outside Dagster, one reports failed runs."""
 
 from icedb_dagster.sensors.commits import commits_sensor
 from icedb_dagster.sensors.maintenance import maintenance_sensor
+from icedb_dagster.sensors.run_failures import FailedRun, build_run_failure_sensor
 from icedb_dagster.sensors.sensor_settings import CommitsSensor, MaintenanceSensor
 
-__all__ = ["CommitsSensor", "MaintenanceSensor", "commits_sensor", "maintenance_sensor"]
+__all__ = [
+    "CommitsSensor",
+    "FailedRun",
+    "MaintenanceSensor",
+    "build_run_failure_sensor",
+    "commits_sensor",
+    "maintenance_sensor",
+]

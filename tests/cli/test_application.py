@@ -206,12 +206,12 @@ def test_every_verb_that_changes_a_table_has_a_dry_run_and_json() -> None:
         "info", "report", "verify", "query", "log", "parts", "partitions", "schema", "history", "diff", "list", "pins",
         "views",
     }  # fmt: skip
-    serving = {"proxy", "ingest"}
+    serving = {"proxy", "ingest", "exporter"}
     group: Any = typer.main.get_command(app)
     for name, verb in group.commands.items():
         flags = {flag for parameter in verb.params for flag in parameter.opts + parameter.secondary_opts}
         assert ("--dry-run" in flags) == (name not in reading | serving), name
-        assert "--json" in flags or name in {"query", "report"}, name
+        assert "--json" in flags or name in {"query", "report", "exporter"}, name
         assert {"--profile", "--endpoint-url", "--region"} <= flags or name in serving, name
 
 

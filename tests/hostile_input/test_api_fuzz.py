@@ -240,7 +240,7 @@ HOSTILE_TEXTS = [
 ]
 # fmt: on
 #: Verbs and a flag that work until they are stopped; flags that name a store in a network.
-SERVES = ("proxy", "ingest", "watch", "completion")
+SERVES = ("proxy", "ingest", "exporter", "watch", "completion")
 LEFT_OUT = ("--endpoint-url", "--profile", "--region", "--watch")
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ PROGRAMS = Path(sys.executable).parent
 FILLED = read_env(DEPLOY / ".env.example") | {"POSTGRES_PASSWORD": "of-postgres", "AWS_SECRET_ACCESS_KEY": "of-s3"}
 COMPOSE = load(FILLED)
 SERVICES: dict[str, Any] = COMPOSE["services"]
-OURS = {"setup", "code", "webserver", "daemon", "doctor"}
+OURS = {"setup", "code", "webserver", "daemon", "exporter", "doctor"}
 WEED = shutil.which("weed", path=f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}")
 LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
@@ -85,7 +86,7 @@ def test_the_dependencies_of_a_service_exist_and_can_be_met() -> None:
 
 def test_no_service_listens_on_other_interfaces() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published.keys() == {"webserver", "s3"}
+    assert published.keys() == {"webserver", "s3", "exporter"}
     for ports in published.values():
         assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
     assert not any(service.get("network_mode") or service.get("privileged") for service in SERVICES.values())
@@ -294,7 +295,7 @@ def test_the_code_server_answers_its_health_check_and_has_the_projects_jobs(proj
 @pytest.mark.dagster  # a dozen programs that import Dagster, one after the other
 @pytest.mark.skipif(WEED is None, reason="there is no SeaweedFS for this system")
 def test_the_services_work_together_as_processes(project: Path, tmp_path: Path) -> None:
-    ports = {name: free_port() for name in ("code", "web", "s3")}
+    ports = {name: free_port() for name in ("code", "web", "s3", "metrics")}
     home = tmp_path / "home"
     (home / "storage").mkdir(parents=True)
     shutil.copy(PACKAGED_CONFIG, home / "dagster.yaml")
@@ -310,6 +311,7 @@ def test_the_services_work_together_as_processes(project: Path, tmp_path: Path) 
             "8333": str(ports["s3"]),
             "4000": str(ports["code"]),
             "3000": str(ports["web"]),
+            "9464": str(ports["metrics"]),
             "/opt/project": str(project),
             "/opt/dagster": str(home),
             "/opt/platform": str(DEPLOY),
@@ -362,6 +364,20 @@ def run_platform(here: Here, project: Path, home: Path, ports: Mapping[str, int]
                         check_that_a_run_survives_the_stop_of_its_server(instance, ports["web"], code, once)
                     table = icedb.Table.open("s3://lake/tables/events")
                     assert table.query("SELECT day, count(*) FROM t GROUP BY day").fetchall() == [("2026-01-05", 24)]
+                with service("exporter") as exporter:
+                    healthy(here, "exporter", exporter, environ("exporter"))
+                    check_metrics(f"http://127.0.0.1:{ports['metrics']}/metrics")
+
+
+def check_metrics(address: str) -> None:
+    """Wait until the exporter has read the tables and the instance."""
+
+    def text() -> str:
+        with urllib.request.urlopen(address) as response:
+            return str(response.read().decode())
+
+    wanted = ('icedb_table_live_rows{table="events"} 24.0', "icedb_dagster_up 1.0", "icedb_dagster_lock_held")
+    until(lambda: all(sample in text() for sample in wanted), "figures of the table and the instance")
 
 
 def check_that_a_run_survives_the_stop_of_its_server(

@@ -70,6 +70,7 @@ FOLDERS = [
     "icedb.services.ingest.events",
     "icedb.services.ingest.config",
     "icedb.services.ingest",
+    "icedb.services.exporter",
     "icedb.cli.render",
     "icedb.cli.base",
     "icedb.cli.commands",
@@ -96,6 +97,7 @@ FOLDERS = [
     "icedb_dagster.dev.stack",
     "icedb_dagster.dev.project",
     "icedb_dagster.dev.doctor",
+    "icedb_dagster.dev.exporter",
     "icedb_dagster.dev",
 ]
 #: The most modules that a folder has, and packages that `icedb` has: as many as fit into a reader's memory.
@@ -118,7 +120,7 @@ CONFINED = {
     "chdb": (),
     "h11": ("icedb.services.http.connections",),
     "httpx": ("icedb.services.proxy.config.control_plane",),
-    "prometheus_client": ("icedb.services.http.admin", "icedb.services.proxy.metrics", "icedb.services.ingest.metrics"),
+    "prometheus_client": ("icedb.services.", "icedb_dagster.dev.exporter."),
     "starlette": ("icedb.services.",),
     "uvloop": ("icedb.services.http.server_process",),
     "uvicorn": ("icedb.services.http.connections",),

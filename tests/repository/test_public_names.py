@@ -48,11 +48,12 @@ PUBLIC = {
         "icedb.engines.pandas": "read",
         "icedb.engines.polars.lazy_frames": "scan",
         "icedb_dagster": """
-            CommitsSensor ConnectSpark EmrServerlessSpark EmrSpark FreshnessCheck HorizonCheck
+            CommitsSensor ConnectSpark EmrServerlessSpark EmrSpark FailedRun FreshnessCheck HorizonCheck
             IceDBIOManager IceDBResource IceDBResourceComponent IceDBTableComponent LocalSpark LogDepthCheck
             MaintenanceSensor ObjectsCheck QuarantineCheck SchemaCheck SmallPartsCheck SparkPlace StandaloneSpark
-            TableChecks TableExport TimeToLive build_observation build_run_retention build_table_checks
-            build_table_definitions ensure_pool icedb_pool observable_table spark_progress sql_asset table_spec
+            TableChecks TableExport TimeToLive build_observation build_run_failure_sensor build_run_retention
+            build_table_checks build_table_definitions ensure_pool icedb_pool observable_table spark_progress
+            sql_asset table_spec
         """,
         "icedb_dagster.launcher": "MonitoredRunLauncher",
     }.items()

@@ -1,15 +1,15 @@
-"""Verbs that serve: `ingest` receives events over HTTP, and `proxy` shows tables as read-only S3 buckets."""
+"""Verbs that serve: `ingest` receives events, `proxy` shows tables as S3 buckets, `exporter` publishes figures."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Rows
 from rich.text import Text
 
-from icedb.cli.base.application import SERVE, Exit, verb
+from icedb.cli.base.application import SERVE, Connection, Exit, duration, verb
 from icedb.cli.render.output import output, print_message, write_json
 from icedb.util.optional_deps import import_optional
 
@@ -65,6 +65,29 @@ def proxy(config: Config, check: Check = False, json: CheckJson = False) -> None
     from icedb.services.proxy.server import serve
 
     serve(config, on_ready=lambda line: print_message(Text(line)))
+
+
+@verb(SERVE, "icedb exporter s3://lake --listen 0.0.0.0:9464")
+def exporter(
+    connection: Connection,
+    root: Annotated[str, typer.Argument(help="A folder, s3://bucket or s3://bucket/prefix.", show_default=False)],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /health and /ready at this address.")
+    ] = "127.0.0.1:9464",
+    interval: Annotated[Any, duration("--interval", "Read each table this often.", default="2m")] = None,
+    listing_interval: Annotated[
+        Any,
+        duration("--listing-interval", "List the parts of each table this often, to find orphans; 0s: never.",
+                 default="24h"),
+    ] = None,
+) -> None:  # fmt: skip
+    """Publish the figures of all tables below a root for Prometheus, until SIGINT or SIGTERM."""
+    _require_server(_SERVER_MODULES, extra="exporter", json=False)
+    from icedb.services.exporter.server import serve
+    from icedb.services.exporter.settings import exporter_settings
+
+    settings = exporter_settings(root, listen=listen, interval_ms=interval, listing_interval_ms=listing_interval)
+    serve(settings, on_ready=lambda line: print_message(Text(line)))
 
 
 def _iceberg_cell(columns: int | None) -> str:

@@ -34,7 +34,7 @@ from icedb.transaction.table_handle import Handle
 from icedb.util.arguments import checks_arguments
 
 __all__ = ["TableHealth", "Due", "PartitionHealth", "Recommendation", "SizeClass", "Thresholds", "health_of",
-           "examine", "recommend"]  # fmt: skip
+           "examine", "examine_state", "recommend"]  # fmt: skip
 
 #: The kinds of maintenance that can be due.
 Due = Literal["merge_newest", "merge_oldest", "merge_log", "cleanup"]
@@ -188,9 +188,16 @@ def examine(handle: Handle, thresholds: Thresholds | None = None) -> TableHealth
     Costs one LIST (for each thousand stored log files) if nothing has changed since the last read. Raises CorruptLog,
     SchemaConflict, UncoordinatedMaintenance, InconsistentListing and the store's errors.
     """
-    thresholds = thresholds or Thresholds()
     # `fresh`, because a refresh does not list log files that were superseded a while ago, and these are counted here.
-    state, now_ms = handle.read(fresh=True), handle.clock.now_ms()
+    return examine_state(handle, handle.read(fresh=True), thresholds or Thresholds())
+
+
+def examine_state(handle: Handle, state: TableState, thresholds: Thresholds) -> TableHealth:
+    """Return the health of a state that was just read with `fresh`, with recommendations.
+
+    Makes no request, unless a cleanup seems due: then it reads the pins. Raises the store's errors.
+    """
+    now_ms = handle.clock.now_ms()
     health = health_of(handle, state, thresholds, now_ms=now_ms)
     recommended = recommend(health, thresholds)
     if any(r.due == "cleanup" for r in recommended):

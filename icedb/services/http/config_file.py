@@ -20,7 +20,14 @@ from icedb.services.http.server_settings import FileStamp, ListenSettings
 from icedb.storage.location import parse_location
 from icedb.util.durations import parse_duration
 
-__all__ = ["check_listening", "explicit_settings", "listen_settings", "read_config", "resolve_storage_options"]
+__all__ = [
+    "check_listening",
+    "explicit_settings",
+    "host_and_port",
+    "listen_settings",
+    "read_config",
+    "resolve_storage_options",
+]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 # The maximum lifetime of a presigned URL in S3. No other duration needs to be longer.
@@ -56,7 +63,7 @@ def listen_settings(
     check_positive({"connections": resolved.get("connections")}, place)
     for name, prefix in (("listen", ""), ("admin_listen", "admin_")):
         if name in resolved:
-            address = _host_and_port(resolved.pop(name), f"{place}: {name}")
+            address = host_and_port(resolved.pop(name), f"{place}: {name}")
             resolved[f"{prefix}host"], resolved[f"{prefix}port"] = address
     for name in ("tls_certificate", "tls_key"):
         if name in resolved:
@@ -92,7 +99,8 @@ def _check_certificate(settings: ListenSettings, place: str) -> None:
         ) from None
 
 
-def _host_and_port(text: str, place: str) -> tuple[str, int]:
+def host_and_port(text: str, place: str) -> tuple[str, int]:
+    """Split an address to listen at. Raises InvalidOption, which begins with `place`."""
     match = _ADDRESS.fullmatch(text)
     try:
         if match is not None and int(match[2]) <= 65_535:

@@ -23,10 +23,11 @@ from typing import Any
 import uvloop
 from starlette.responses import Response
 
-from icedb.services.http.admin import ServiceMetrics, admin_app
+from icedb.services.http.admin import admin_app
 from icedb.services.http.config_reload import WatchedFile, reload_on_change
 from icedb.services.http.connections import ADMIN_CONNECTIONS, HttpServer
 from icedb.services.http.log_lines import LineWriter, TextLines
+from icedb.services.http.metrics import ClientServiceMetrics
 from icedb.services.http.server_settings import ListenSettings
 
 __all__ = ["ServiceProcess", "background_task", "open_service_process"]
@@ -53,7 +54,7 @@ class ServiceProcess:
         self,
         server: HttpServer,
         tenants: WatchedFile[Any],
-        metrics: ServiceMetrics,
+        metrics: ClientServiceMetrics,
         pages: Mapping[str, Callable[[], Response]],
         update_gauges: Callable[[], None],
         on_ready: Callable[[str], None],
@@ -65,20 +66,28 @@ class ServiceProcess:
         """
 
         def update_all_gauges() -> None:
-            metrics.lost_lines.set(self.access_lines.lost)
+            metrics.lost_lines = self.access_lines.lost
             update_gauges()
 
         reload = asyncio.Event()
-        _install_signal_handlers(server, reload)
+        _install_signal_handlers(server, reload.set)
         async with contextlib.AsyncExitStack() as closing:
             await closing.enter_async_context(background_task(reload_on_change(tenants, reload, metrics.record_reload)))
             if self._listeners.admin is not None:
                 admin = admin_app(pages, metrics, update_all_gauges)
                 admin_server = HttpServer(admin, self.settings, connections=ADMIN_CONNECTIONS)
                 await closing.enter_async_context(background_task(admin_server.serve([self._listeners.admin])))
-            on_ready(self._listeners.text)
-            await server.serve([self._listeners.clients])
-            _schedule_forced_exit()
+            await self._serve_clients(server, on_ready)
+
+    async def serve_alone(self, server: HttpServer, on_ready: Callable[[str], None]) -> None:
+        """Serve operators only, at the address for clients, until a signal stops the process. SIGHUP does nothing."""
+        _install_signal_handlers(server, lambda: None)
+        await self._serve_clients(server, on_ready)
+
+    async def _serve_clients(self, server: HttpServer, on_ready: Callable[[str], None]) -> None:
+        on_ready(self._listeners.text)
+        await server.serve([self._listeners.clients])
+        _schedule_forced_exit()
 
 
 @contextlib.contextmanager
@@ -117,8 +126,8 @@ def _configure_logging(lines: LineWriter, logger: str) -> None:
     uvicorn_log.addFilter(lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError))
 
 
-def _install_signal_handlers(server: HttpServer, reload: asyncio.Event) -> None:
-    """Handle signals: SIGTERM and SIGINT stop the server, a second one kills the process, SIGHUP sets `reload`."""
+def _install_signal_handlers(server: HttpServer, reload: Callable[[], None]) -> None:
+    """Handle signals: SIGTERM and SIGINT stop the server, a second one kills the process, SIGHUP calls `reload`."""
     loop = asyncio.get_running_loop()
     ending = (signal.SIGTERM, signal.SIGINT)
 
@@ -130,7 +139,7 @@ def _install_signal_handlers(server: HttpServer, reload: asyncio.Event) -> None:
 
     for number in ending:
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    loop.add_signal_handler(signal.SIGHUP, reload)
 
 
 @contextlib.asynccontextmanager

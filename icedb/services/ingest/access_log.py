@@ -20,6 +20,9 @@ class IngestAccessRecord(msgspec.Struct, kw_only=True):
     method: str
     path: str
     user_agent: str
+    #: The ids of the header traceparent.
+    trace_id: str | None = None
+    span_id: str | None = None
     #: The authenticated tenant, or None.
     tenant: str | None = None
     table: str | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from icedb.services.http.log_lines import LineSink
+from icedb.services.http.trace_context import trace_context
 from icedb.services.ingest.access_log import IngestAccessRecord, access_line
 from icedb.services.ingest.config.settings import IngestSettings
 from icedb.services.ingest.config.tenants import Tenants
@@ -89,7 +90,8 @@ class IngestApp:
         return ["the service is stopping"] if self._stopping() else self._writers.problems()
 
     def _exchange(self, scope: Scope, receive: Receive) -> Exchange:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers, trace = dict(reversed(fields)), trace_context(fields)
         record = IngestAccessRecord(
             time_ms=self._clock.now_ms(),
             request_id=self._clock.new_id()[:16],
@@ -97,6 +99,8 @@ class IngestApp:
             method=scope["method"],
             path=scope["path"],
             user_agent=headers.get("user-agent", ""),
+            trace_id=trace.trace_id,
+            span_id=trace.span_id,
         )
         return Exchange(headers, record, time.perf_counter(), RequestBody(receive))
 

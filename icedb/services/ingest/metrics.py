@@ -5,13 +5,15 @@ Labels are names from the configuration and names that the service defines, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from icedb.buffering.submissions import BufferStats
-from icedb.services.http.admin import ServiceMetrics
+from icedb.services.http.metrics import ClientServiceMetrics, ComputedMetrics
 
 __all__ = ["IngestMetrics"]
 
@@ -23,27 +25,25 @@ _TOTALS = (
     ("icedb_ingest_repeated_rows", "Rows that were skipped because their id was committed before.", "repeated_rows", 1),
     ("icedb_ingest_quarantined_rows", "Rows that were committed to the quarantine.", "quarantined_rows", 1),
     ("icedb_ingest_failed_rows", "Rows that were rejected or could not be committed.", "failed_rows", 1),
-    ("icedb_ingest_retries", "Retries of commits.", "retries", 1),
-    ("icedb_ingest_commit_seconds", "Total time of commits.", "total_commit_ms", 1000),
+    ("icedb_ingest_commit_retries", "Retries of commits.", "retries", 1),
 )
 #: Gauges of each table, likewise.
 _NOW = (
     ("icedb_ingest_pending_rows", "Rows that are not committed yet.", "pending_rows", 1),
     ("icedb_ingest_pending_bytes", "Bytes of rows that are not committed yet.", "pending_bytes", 1),
-    ("icedb_ingest_oldest_pending_seconds", "Age of the oldest uncommitted row.", "oldest_pending_ms", 1000),
-    ("icedb_ingest_last_commit_seconds", "Time of the last commit.", "last_commit_ms", 1000),
+    ("icedb_ingest_oldest_pending_age_seconds", "Age of the oldest uncommitted row.", "oldest_pending_ms", 1000),
     ("icedb_ingest_known_ids", "Ids in memory.", "known_ids", 1),
 )
 
 
-class IngestMetrics(ServiceMetrics):
+class IngestMetrics(ClientServiceMetrics):
     """The metrics of one process. `stats` and `columns` return statistics and number of columns of each table."""
 
     def __init__(
         self, stats: Callable[[], Mapping[str, BufferStats]], columns: Callable[[], Mapping[str, int]]
     ) -> None:
         super().__init__("icedb_ingest")
-        registry = self._registry
+        registry = self.registry
         self._requests = Counter(
             "icedb_ingest_requests",
             "Responses; tenant is empty for unauthenticated requests.",
@@ -52,12 +52,12 @@ class IngestMetrics(ServiceMetrics):
         )
         self._refused = Counter(
             "icedb_ingest_refused_requests",
-            "Rejected requests of tenants, by error code.",
-            ("tenant", "error"),
+            "Rejected requests, with the error code as the reason; tenant is empty for unauthenticated requests.",
+            ("tenant", "reason"),
             registry=registry,
         )
         self._seconds = Histogram(
-            "icedb_ingest_request_seconds",
+            "icedb_ingest_request_duration_seconds",
             "Time from a request's head to the end of its response, the commit included.",
             ("endpoint",),
             buckets=_SECONDS,
@@ -70,7 +70,7 @@ class IngestMetrics(ServiceMetrics):
             "icedb_ingest_received_bytes", "Bytes of request bodies as they were sent.", ("tenant",), registry=registry
         )
         self.held_bytes = Gauge("icedb_ingest_held_bytes", "Bytes of request bodies in memory.", registry=registry)
-        registry.register(_TableCollector(stats, columns))
+        registry.register(ComputedMetrics(partial(_table_metrics, stats, columns)))
 
     def record_response(self, tenant: str | None, endpoint: str, status: int, seconds: float, bytes_: int) -> None:
         """Record a response. `tenant` is None for an unauthenticated request; `endpoint` is a name of the service."""
@@ -80,40 +80,38 @@ class IngestMetrics(ServiceMetrics):
             self._bytes.labels(tenant).inc(bytes_)
 
     def record_rejection(self, tenant: str | None, error: str | None) -> None:
-        """Count a rejected request of a tenant. Do nothing without a tenant or an error code."""
-        if tenant is not None and error is not None:
-            self._refused.labels(tenant, error).inc()
+        """Count a rejected request, of a tenant or of an unauthenticated client. Do nothing without an error code."""
+        if error is not None:
+            self._refused.labels(tenant or "", error).inc()
 
     def record_events(self, tenant: str, table: str, events: int) -> None:
         """Count committed events."""
         self._events.labels(tenant, table).inc(events)
 
 
-class _TableCollector:
-    """A collector of the statistics of the table writers."""
+def _table_metrics(
+    stats_of_tables: Callable[[], Mapping[str, BufferStats]], columns_of_tables: Callable[[], Mapping[str, int]]
+) -> Iterator[Metric]:
+    """Yield the metrics of the table writers."""
+    stats = stats_of_tables()
 
-    def __init__(
-        self, stats: Callable[[], Mapping[str, BufferStats]], columns: Callable[[], Mapping[str, int]]
-    ) -> None:
-        self._stats = stats
-        self._columns = columns
+    def filled(family: CounterMetricFamily | GaugeMetricFamily, field: str, unit: int) -> Metric:
+        for table, numbers in stats.items():
+            family.add_metric([table], getattr(numbers, field) / unit)
+        return family
 
-    def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
-
-        def filled(family: CounterMetricFamily | GaugeMetricFamily, field: str, unit: int) -> Metric:
-            for table, numbers in stats.items():
-                family.add_metric([table], getattr(numbers, field) / unit)
-            return family
-
-        for name, text, field, unit in _TOTALS:
-            yield filled(CounterMetricFamily(name, text, labels=["table"]), field, unit)
-        for name, text, field, unit in _NOW:
-            yield filled(GaugeMetricFamily(name, text, labels=["table"]), field, unit)
-        columns = GaugeMetricFamily("icedb_ingest_table_columns", "Columns of the table.", labels=["table"])
-        for name, number in self._columns().items():
-            columns.add_metric([name], number)
-        yield columns
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    for name, text, field, unit in _TOTALS:
+        yield filled(CounterMetricFamily(name, text, labels=["table"]), field, unit)
+    for name, text, field, unit in _NOW:
+        yield filled(GaugeMetricFamily(name, text, labels=["table"]), field, unit)
+    commits = HistogramMetricFamily(
+        "icedb_ingest_commit_duration_seconds", "Time from the start of a commit to its outcome.", labels=["table"]
+    )
+    for table, numbers in stats.items():
+        buckets = [("+Inf" if ms == math.inf else repr(ms / 1000), count) for ms, count in numbers.commit_durations]
+        commits.add_metric([table], buckets, numbers.total_commit_ms / 1000)
+    yield commits
+    columns = GaugeMetricFamily("icedb_ingest_table_columns", "Columns of the table.", labels=["table"])
+    for name, number in columns_of_tables().items():
+        columns.add_metric([name], number)
+    yield columns

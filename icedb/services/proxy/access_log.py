@@ -47,6 +47,9 @@ class ProxyAccessRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     milliseconds: float
     user_agent: str
+    #: The ids of the header traceparent, or None.
+    trace_id: str | None = None
+    span_id: str | None = None
 
 
 def access_line(record: ProxyAccessRecord) -> bytes:

@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from icedb.errors import IceDBError
 from icedb.services.http.log_lines import LineSink
+from icedb.services.http.trace_context import trace_context
 from icedb.services.proxy.access_log import ProxyAccessRecord, access_line
 from icedb.services.proxy.bucket_operations import Listings
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
@@ -257,7 +258,7 @@ class ProxyApp:
         self._metrics.record_response(
             tenant, exchange.operation, exchange.status, exchange.code, seconds, exchange.sent
         )
-        headers = dict(reversed(request.headers))
+        headers, trace = dict(reversed(request.headers)), trace_context(request.headers)
         self._access_log.write(
             access_line(
                 ProxyAccessRecord(
@@ -276,6 +277,8 @@ class ProxyApp:
                     bytes=exchange.sent,
                     milliseconds=seconds * 1000,
                     user_agent=headers.get("user-agent", ""),
+                    trace_id=trace.trace_id,
+                    span_id=trace.span_id,
                 )
             )
         )

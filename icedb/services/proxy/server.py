@@ -66,6 +66,7 @@ async def _serve(path: Path, config: ProxyConfig, process: ServiceProcess, on_re
         def update_gauges() -> None:
             metrics.tables_open.set(tables.open_count)
             metrics.live_parts.set(tables.live_parts)
+            metrics.snapshot_times = tables.snapshot_times
 
         await process.serve(
             server,

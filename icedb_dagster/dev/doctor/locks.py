@@ -33,7 +33,9 @@ class Holder:
 
 
 def table_pools_of(instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """Return the table locks in the instance, from this code or from earlier runs."""
+    """Return the table locks in the instance, from this code or from earlier runs; none if it has no pools."""
+    if not instance.event_log_storage.supports_global_concurrency_limits:
+        return ()
     return table_pools(instance.event_log_storage.get_concurrency_keys())
 
 

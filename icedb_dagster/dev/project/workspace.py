@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,6 +27,7 @@ from icedb_dagster.dev import stack as local_stack
 from icedb_dagster.dev.stack.home import environment_with, open_instance
 from icedb_dagster.dev.stack.layout import open_layout
 from icedb_dagster.locking.table_lock import table_pools
+from icedb_dagster.metadata.error_text import essence
 from icedb_dagster.resource import IceDBResource
 
 if TYPE_CHECKING:
@@ -187,17 +187,11 @@ def reason_of(error: BaseException) -> str:
     """Return the root cause of an error in one line, without passwords in addresses."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return _essence(str(error)) or type(error).__name__
+    return essence(str(error)) or type(error).__name__
 
 
 def _load_error(entry: CodeLocationEntry) -> str:
     error = entry.load_error
     while error is not None and error.cause is not None:
         error = error.cause
-    return _essence(error.message) if error else "no reason given"
-
-
-def _essence(message: str) -> str:
-    """Return the cause from a Dagster message, which begins with the failed action and ends with the stack trace."""
-    lines = [line.strip() for line in message.partition("Stack Trace:")[0].splitlines() if line.strip()]
-    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", lines[-1]) if lines else ""
+    return essence(error.message) if error else "no reason given"

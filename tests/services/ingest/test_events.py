@@ -205,6 +205,7 @@ def test_invalid_keys_are_unauthorized_and_valid_ones_accepted(client: IngestCli
 
 def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> None:
     client.send("events", {"id": "counted", "n": 1})
+    client.send("events", {"id": "not-counted"}, key="wrong-key-0123456789")
     assert client.ask("GET", "/healthz").status == client.ask("GET", "/readyz").status == 200
     assert client.ask("GET", "/metrics").status == 404  # not for clients
     with IngestClient(service.admin) as admin:
@@ -217,15 +218,21 @@ def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> Non
 
     assert value("icedb_ingest_requests", tenant="acme", endpoint="events", status="200") >= 1
     assert value("icedb_ingest_events", tenant="acme", table="events") >= 1
+    assert value("icedb_ingest_refused_requests", tenant="", reason="unauthorized") >= 1
     assert value("icedb_ingest_committed_rows", table="events") >= 1
     assert value("icedb_ingest_commits", table="events") >= 1
     assert value("icedb_ingest_pending_rows", table="events") == 0
+    commits = [s for s in families["icedb_ingest_commit_duration_seconds"].samples if s.labels["table"] == "events"]
+    [everything, counted] = [s.value for s in commits if s.labels.get("le") == "+Inf" or s.name.endswith("_count")]
+    assert everything == counted >= value("icedb_ingest_commits", table="events")
     assert value("icedb_ingest_held_bytes") == 0
 
 
 @pytest.mark.sampled(days=3)
 def test_a_line_for_each_request_without_keys(service: IngestProcess, client: IngestClient) -> None:
-    reply = client.send("events", [{"id": "line-1"}, {"id": "line-1"}], headers={"user-agent": "a\tb\x1b[31m"})
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"user-agent": "a\tb\x1b[31m", "traceparent": f"00-{trace}-{span}-01"}
+    reply = client.send("events", [{"id": "line-1"}, {"id": "line-1"}], headers=headers)
     client.send("events", {"id": "line-2"}, key="nobody-0123456789")
     with IngestClient(service.endpoint) as another:
         another.ask("GET", "/healthz")
@@ -233,6 +240,7 @@ def test_a_line_for_each_request_without_keys(service: IngestProcess, client: In
     line = lines[reply.headers["x-request-id"]]
     expected = {"tenant": "acme", "table": "events", "status": 200, "events": 1, "repeated": 1}
     assert expected.items() <= line.items()
+    assert (line["trace_id"], line["span_id"]) == (trace, span)
     assert line["commit"] == reply.json["commit"]
     assert line["log_file"].startswith(f"_log/{line['commit'].partition('-')[0]}_")  # names the commit for an operator
     host = writer_name(SystemClock()).rsplit("-", 2)[0]

@@ -158,7 +158,7 @@ def test_new_columns_end_at_columns_max(service: IngestProcess, lake: Path) -> N
         assert client.send("events", {"kind": "visit"} | dict.fromkeys(own_columns, 1)).status == 200
         admin = service.metrics()
     assert f'icedb_ingest_table_columns{{table="events"}} {len(columns)}.0' in admin
-    assert 'icedb_ingest_refused_requests_total{error="too_many_columns",tenant="acme"}' in admin
+    assert 'icedb_ingest_refused_requests_total{reason="too_many_columns",tenant="acme"}' in admin
     assert 20 in numbers(lake)
 
 

@@ -55,7 +55,8 @@ def test_a_line_of_the_access_log() -> None:
     assert line_of() == {
         "time": "2026-11-18T11:06:40.007Z", "request_id": "R1", "client": "127.0.0.1", "tenant": "acme",
         "access_key_id": KEY, "method": "GET", "host": "localhost", "path": "/events/a", "query": "", "range": None,
-        "status": 200, "code": "", "bytes": 7, "milliseconds": 1.3, "user_agent": "test",
+        "status": 200, "code": "", "bytes": 7, "milliseconds": 1.3, "user_agent": "test", "trace_id": None,
+        "span_id": None,
     }  # fmt: skip
 
 

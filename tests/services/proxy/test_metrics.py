@@ -34,20 +34,23 @@ def test_metrics_of_the_least_recent_tenants_are_dropped() -> None:
     metrics = ProxyMetrics(tenants_max=2)
     for operation, status in (("GetObject", 200), ("GetObject", 404), ("HeadObject", 200)):
         answer(metrics, "first", operation, status)
+    metrics.record_response("first", "GetObject", 403, "AccessDenied", 0.1, 0)
     answer(metrics, "second")
     answer(metrics, "first")
     answer(metrics, "third")
     assert samples(metrics, "icedb_proxy_requests_total") == {
         ("first", "200", "GetObject"): 2,
+        ("first", "403", "GetObject"): 1,
         ("first", "404", "GetObject"): 1,
         ("first", "200", "HeadObject"): 1,
         ("third", "200", "GetObject"): 1,
     }
     assert samples(metrics, "icedb_proxy_sent_bytes_total") == {("first",): 400, ("third",): 100}
+    assert samples(metrics, "icedb_proxy_refused_requests_total") == {("first", "AccessDenied"): 1}
     answer(metrics, "second")
     assert "first" not in metrics.text().decode(), "with all of its labels"
     assert samples(metrics, "icedb_proxy_sent_bytes_total")["second",] == 100, "a tenant that returns starts at 0"
-    assert samples(metrics, "icedb_proxy_request_seconds_count") == {("GetObject",): 6, ("HeadObject",): 1}
+    assert samples(metrics, "icedb_proxy_request_duration_seconds_count") == {("GetObject",): 7, ("HeadObject",): 1}
 
 
 def test_the_text_is_limited_however_many_tenants_there_are() -> None:

@@ -432,10 +432,12 @@ def test_metrics_have_only_authenticated_tenants(world: OnePartTable, proxy: Pro
     assert value(proxy, "icedb_proxy_sent_bytes_total", tenant="acme") == bytes_before + len(world.content)
     assert value(proxy, "icedb_proxy_tables_open") == 1
     assert value(proxy, "icedb_proxy_table_refreshes_total", result="ok") >= 1
+    assert 0 < value(proxy, "icedb_proxy_snapshot_age_seconds", table=world.table) < 60
 
     stranger = "STRANGER" + os.urandom(8).hex()
     assert code_of(client(proxy.endpoint, stranger, "x" * 20).list_buckets) == "InvalidAccessKeyId"
-    wait_until(lambda: value(proxy, "icedb_proxy_refused_total", code="InvalidAccessKeyId") >= 1, "it was not counted")
+    refused = {"tenant": "", "reason": "InvalidAccessKeyId"}
+    wait_until(lambda: value(proxy, "icedb_proxy_refused_requests_total", **refused) >= 1, "it was not counted")
     assert stranger not in get(f"{proxy.admin}/metrics")[1]
 
 
@@ -448,7 +450,9 @@ def test_the_access_log_has_each_request_and_no_secret(world: OnePartTable, prox
     url = s3.generate_presigned_url("get_object", Params={"Bucket": "events", "Key": world.key})
     signature = url.partition("X-Amz-Signature=")[2].partition("&")[0]
     assert len(signature) == 64
-    request = urllib.request.Request(url, headers={"Range": "bytes=0-9", "User-Agent": "test"})
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"Range": "bytes=0-9", "User-Agent": "test", "traceparent": f"00-{trace}-{span}-01"}
+    request = urllib.request.Request(url, headers=headers)
     with urllib.request.urlopen(request) as answer:
         assert answer.read() == world.content[:10]
     signed: list[str] = []
@@ -463,6 +467,7 @@ def test_the_access_log_has_each_request_and_no_secret(world: OnePartTable, prox
     assert (line["tenant"], line["access_key_id"], line["method"]) == ("acme", KEY, "GET")
     assert (line["status"], line["bytes"], line["range"], line["code"]) == (206, 10, "bytes=0-9", "")
     assert (line["client"], line["user_agent"]) == ("127.0.0.1", "test")
+    assert (line["trace_id"], line["span_id"]) == (trace, span)
     assert "X-Amz-Signature=..." in line["query"]
     assert "X-Amz-Expires=3600" in line["query"]
     text = proxy.access_text()

@@ -56,7 +56,7 @@ class ProxyProcess:
     def __enter__(self) -> Self:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                proxy_command(self.path, verb=self.verb),
+                self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -75,6 +75,10 @@ class ProxyProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end()
+
+    def command(self) -> list[str]:
+        """Return the command line of the process."""
+        return proxy_command(self.path, verb=self.verb)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

@@ -166,6 +166,11 @@ class TableCatalog:
         """The number of live parts of the open tables, as of their last refreshes."""
         return sum(len(t.current.latest.keys) for t in self._tables.values() if t.current is not None)
 
+    @property
+    def snapshot_times(self) -> dict[str, int]:
+        """When the state of each open table was last read, in unix milliseconds, by the address of the table."""
+        return {t.address: t.current.read_ms for t in self._tables.values() if t.current is not None}
+
     # ------------------------------------------------------------------------------------ views
 
     async def view(self, bucket: VirtualBucket, as_of_ms: int | None) -> BucketView:

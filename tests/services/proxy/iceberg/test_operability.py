@@ -82,7 +82,7 @@ def test_operations_count_in_metrics_and_the_access_log(table: Table, runner: as
     for operation, status in (("iceberg_load_table", 200), ("iceberg_table_exists", 204), ("Other", 405)):
         labels = f'operation="{operation}",status="{status}",tenant="acme"'
         assert f"icedb_proxy_requests_total{{{labels}}} 1.0" in text
-    assert 'icedb_proxy_refused_total{code="NotAuthorizedException"} 1.0' in text
+    assert 'icedb_proxy_refused_requests_total{reason="NotAuthorizedException",tenant=""} 1.0' in text
     assert [(line["tenant"], line["status"], line["code"]) for line in catalog.lines] == [
         ("acme", 200, ""),
         ("acme", 204, ""),
