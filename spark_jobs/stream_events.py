@@ -4,7 +4,8 @@
         --table s3://lake/events --checkpoint /state/events
 
 The source is any source of Spark: a folder that receives files, or a source that --format and --option name. SIGTERM
-and SIGINT end the stream after its running micro-batch. With the same checkpoint, another run continues it.
+and SIGINT end the stream after its running micro-batch. With the same checkpoint, another run continues it. With
+--maintain-every, the program also merges the small parts (data files) that the stream writes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Event, current_thread, main_thread
 from typing import Any
@@ -29,6 +30,7 @@ import icedb
 from icedb.errors import IceDBError, InvalidBatch, InvalidOption
 from icedb.operations.write.spark_errors import explained
 from icedb.spark.datasource.type_mapping import spark_schema
+from spark_jobs.due_maintenance import maintained
 from spark_jobs.job import Job, JobResult, name_and_value, parser, positive, run
 
 __all__ = ["Streamed", "follow", "main", "open_source", "start"]
@@ -198,6 +200,11 @@ def arguments() -> argparse.ArgumentParser:
         help="available-now: end after all existing rows; or an interval such as '30 seconds' [default: %(default)s]",
     )  # fmt: skip
     made.add_argument("--duration", type=positive, metavar="SECONDS", help="end the stream after this time")
+    made.add_argument(
+        "--maintain-every", type=positive, metavar="SECONDS",
+        help="at this interval, and at the end, do the maintenance that is due: merge small parts (compaction), merge "
+        "the log, clean up (VACUUM) [default: none]",
+    )  # fmt: skip
     return made
 
 
@@ -223,7 +230,7 @@ def work(job: Job, args: argparse.Namespace) -> JobResult:
             options=dict(args.options) | secrets,
             select=args.select,
         )
-        with _stop_on_signals() as stop:
+        with _stop_on_signals() as stop, _maintenance(job, table, args.maintain_every, stop):
             query = start(frame, table, checkpoint=args.checkpoint, trigger=args.trigger)
             job.log.info("%s: the stream %s is running", table.uri, query.id)
             done = follow(
@@ -239,6 +246,12 @@ def work(job: Job, args: argparse.Namespace) -> JobResult:
         raise _meaning(error, table.uri) from None
     job.log.info("%s: the stream has ended", table.uri)
     return JobResult(table.snapshot(), {"batches": done.batches, "rows_read": done.rows, "last_batch": done.last_batch})
+
+
+def _maintenance(job: Job, table: icedb.Table, every_seconds: int | None, stop: Event) -> AbstractContextManager[None]:
+    if every_seconds is None:
+        return nullcontext()
+    return maintained(table, every_seconds=every_seconds, stop=stop, log=job.log)
 
 
 def _meaning(error: Exception, table: str) -> IceDBError:

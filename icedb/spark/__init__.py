@@ -54,7 +54,6 @@ def write(
     overwrite: Overwrite | None = None,
     partitions: Sequence[str] | str | None = None,
     distribution: Distribution = "auto",
-    tasks: int | None = None,
     txn: Txn | None = None,
     part_bytes: int | None = None,
     memory_bytes: int | None = None,
@@ -69,12 +68,11 @@ def write(
             the rows of each partition that the frame has rows of.
         partitions: paths, or a DuckDB predicate over the partition columns.
         distribution: `"none"` writes without a shuffle: a part (data file) for each partition and task.
-            `"partition"` shuffles first, so that each task has a range of partitions. A partition with more rows than
-            one task's share gets several tasks. The shuffle first samples the rows, so cache an expensive frame.
+            `"partition"` shuffles first, so that the rows of a partition are in one task, or in several tasks if
+            Spark's adaptive execution splits them.
             `"auto"` chooses for frames that read files or a cache, with filters and projections only: `"partition"`
             from 128 MiB on if the rows may have several partitions, else `"none"`. Below 128 MiB there is at most one
             task for each 16 MiB. Any other frame is written with `"none"`. The choice is logged.
-        tasks: the approximate number of tasks of `"partition"`; None: one for each 750,000 rows.
         txn: the idempotency key of an append, as for `Table.insert`.
         part_bytes: split parts that would be much larger than this number of bytes (128 MiB).
         memory_bytes: the memory of DuckDB in each task, in bytes, before it spills to disk (512 MiB).
@@ -99,7 +97,6 @@ def write(
         overwrite=overwrite,
         partitions=partitions,
         distribution=distribution,
-        tasks=tasks,
         txn=txn,
         part_bytes=part_bytes,
         memory_bytes=memory_bytes,

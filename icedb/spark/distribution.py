@@ -1,8 +1,8 @@
-"""Shuffle before a write: assign rows to tasks by partition.
+"""Shuffle before a write: bring the rows of a partition to one task.
 
 A task writes at least one part (data file) for each partition that it has rows of. So rows in random order become
-tasks times partitions parts. With a shuffle, each task gets a range of partitions with a similar number of rows. A
-partition with more rows gets several tasks. A sample of a tenth of the rows is enough to find the ranges.
+tasks times partitions parts. The shuffle distributes rows by a hash of their partition. Spark's adaptive execution
+then knows the size of each shuffled piece: it joins small pieces to one task and splits a large one into several.
 
 The partition expressions are DuckDB's. Spark computes those that it can express closely enough. DuckDB computes the
 others in Spark's tasks, from the columns that they name.
@@ -10,9 +10,8 @@ others in Spark's tasks, from the columns that they name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, cast
 
 import duckdb
@@ -20,7 +19,6 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from icedb.errors import InvalidOption, InvalidPartitionExpression
 from icedb.spark.datasource.worker_errors import hide_worker_traceback
@@ -28,34 +26,18 @@ from icedb.spark.partition_locality import column_of, partition_text
 from icedb.sql.connections import RESERVED, connect_sandbox, quote_name
 from icedb.transaction.table_handle import Handle
 
-__all__ = ["TaskRange", "distribute", "plan_ranges"]
+__all__ = ["distribute"]
 
-SAMPLE_FRACTION = 0.1
-# Rows that keep a task busy for some seconds. Events of 170 bytes in Arrow fit into the memory in which the default
-# `memory_bytes` sorts them: more rows are sorted by DuckDB, which takes twice the time.
-ROWS_PER_TASK = 750_000
-_TASK = f"{RESERVED}task"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 _KEY = f"{RESERVED}key"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRange:
-    """A range of partitions, as texts from `first` to the next range, for `tasks` tasks from number `task` on."""
+def distribute(frame: DataFrame, handle: Handle) -> DataFrame:
+    """Shuffle a frame so that each partition is in one task, or in several tasks if it is large.
 
-    first: str
-    task: int
-    tasks: int
-
-
-def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) -> DataFrame:
-    """Shuffle a frame so that each task has a range of the table's partitions.
-
-    Runs a job over a sample of the rows immediately, so callers should cache an expensive frame. `tasks` is an
-    approximate number; None: one for each 750,000 rows. Raises InvalidOption for a table with an insert query, and the
-    errors of the frame's job.
+    Runs no job. Without Spark's adaptive execution each partition is in one task, and a table without partitions is
+    not shuffled. Raises InvalidOption for a table with an insert query.
     """
-    if tasks is not None and tasks < 1:
-        raise InvalidOption(f"{handle.table}: tasks is {tasks}. Pass at least 1, or omit it.")
     if handle.spec.insert_query:
         raise InvalidOption(
             f"{handle.table}: the table has an insert_query, so the partitions of these rows are unknown before "
@@ -64,44 +46,12 @@ def distribute(frame: DataFrame, handle: Handle, *, tasks: int | None = None) ->
     text = partition_text(frame, handle)
     if text is None:
         text = _text_by_duckdb(frame, handle)
-    sample = frame.sample(SAMPLE_FRACTION)
+    adaptive = str(frame.sparkSession.conf.get(_ADAPTIVE, "true")).lower() == "true"
     if text is None:
-        return frame.repartition(tasks or ceil(sample.count() / SAMPLE_FRACTION / ROWS_PER_TASK) or 1)
-    counts = {row[0]: row[1] / SAMPLE_FRACTION for row in sample.groupBy(text.alias(_KEY)).count().collect()}
-    ranges = plan_ranges(counts, tasks or ceil(sum(counts.values()) / ROWS_PER_TASK))
-    assigned = frame.withColumn(_KEY, text).withColumn(_TASK, _task_of(F.col(_KEY), ranges, _hashed(frame)))
-    return assigned.drop(_KEY).repartitionById(ranges[-1].task + ranges[-1].tasks, F.col(_TASK)).drop(_TASK)
-
-
-def _task_of(key: Column, ranges: Sequence[TaskRange], hashed: Column) -> Column:
-    """Return the number of a row's task, by bisection over the ranges."""
-    if len(ranges) == 1:
-        [only] = ranges
-        spread = F.pmod(hashed, F.lit(only.tasks)) if only.tasks > 1 else F.lit(0)
-        return (F.lit(only.task) + spread).cast("int")
-    middle = len(ranges) // 2
-    before, after = _task_of(key, ranges[:middle], hashed), _task_of(key, ranges[middle:], hashed)
-    return F.when(key < F.lit(ranges[middle].first), before).otherwise(after)
-
-
-def plan_ranges(counts: Mapping[str, float], tasks: int) -> list[TaskRange]:
-    """Return ranges with similar numbers of rows. A value with more rows than one task's share gets several tasks.
-
-    Pure. `counts`: the rows of each value. The first range begins before all values.
-    """
-    share = max(1.0, sum(counts.values()) / max(1, tasks))
-    ranges: list[TaskRange] = []
-    task = 0
-    filled = share  # the first value starts a range
-    for value in sorted(counts):
-        rows = counts[value]
-        several = max(1, round(rows / share))
-        if several > 1 or filled + rows / 2 > share:
-            ranges.append(TaskRange(value if ranges else "", task, several))
-            task += several
-            filled = share if several > 1 else 0.0
-        filled += rows
-    return ranges or [TaskRange("", 0, 1)]
+        return frame.hint("rebalance") if adaptive else frame
+    keyed, key = frame.withColumn(_KEY, text), F.col(_KEY)
+    # Without adaptive execution, Spark ignores the hint.
+    return (keyed.hint("rebalance", key) if adaptive else keyed.repartition(key)).drop(_KEY)
 
 
 def _text_by_duckdb(frame: DataFrame, handle: Handle) -> Column | None:
@@ -145,18 +95,3 @@ class _TextQuery:
                     message = f"{self.table}: the rows cannot be partitioned: {reason}"
                     raise InvalidPartitionExpression(message) from None
                 yield texts.combine_chunks().cast(pa.string())
-
-
-def _hashed(frame: DataFrame) -> Column:
-    """Return a hash of the row without its maps. It must be the same if Spark runs a task again."""
-    columns = [column_of(f.name) for f in frame.schema.fields if not _has_map(f.dataType)]
-    return F.xxhash64(*columns) if columns else F.lit(0).cast("long")
-
-
-def _has_map(type_: DataType) -> bool:
-    match type_:
-        case ArrayType():
-            return _has_map(type_.elementType)
-        case StructType():
-            return any(_has_map(f.dataType) for f in type_.fields)
-    return isinstance(type_, MapType) or type_.typeName() == "variant"

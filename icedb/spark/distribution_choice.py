@@ -18,7 +18,7 @@ SHUFFLE_BYTES_MIN = 128 * MIB
 BYTES_PER_TASK = 16 * MIB
 # Spark's size of a source that does not report one is 2^63 - 1, of which a projection is a share.
 _UNKNOWN_BYTES_MIN = 1 << 50
-# Nodes of a plan whose rows are read again at little cost, and that leave the number of tasks to Spark.
+# Nodes of a plan that only read, and that leave the number of tasks to Spark.
 _CHEAP = frozenset((
     "DataSourceV2ScanRelation", "Filter", "InMemoryRelation", "LocalRelation", "LogicalRelation", "Project", "Union",
 ))  # fmt: skip
@@ -65,8 +65,8 @@ def source_bytes(frame: DataFrame) -> int | None:
 
     It is the compressed size of files, reduced to the columns and Hive partitions that the frame reads. None: unknown.
     This is so for Spark Connect, for sources that report no size, and for frames with joins, aggregates, sorts, Python
-    functions or other operations beside filters and projections. The sample of a shuffle would compute these twice.
-    The same holds after `repartition` and `coalesce`, by which the caller chose the tasks.
+    functions or other operations beside filters and projections. The same holds after `repartition` and `coalesce`, by
+    which the caller chose the tasks.
     """
     try:
         plan = frame._jdf.queryExecution().optimizedPlan()  # no public API has it

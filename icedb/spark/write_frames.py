@@ -9,18 +9,15 @@ from typing import get_args
 from pyspark.sql import DataFrame
 
 from icedb.errors import InvalidOption
-from icedb.operations.write.spark_errors import explained_of_frame
-from icedb.operations.write.spark_frames import Distribution, append_frame, check_frame, overwrite_frame, size_options
-from icedb.spark.datasource.options import Overwrite, write_options
-from icedb.spark.datasource.type_mapping import arrow_schema
+from icedb.operations.write.spark_frames import Distribution, append_frame, check_frame, overwrite_frame
+from icedb.spark.datasource.options import Overwrite
 from icedb.spark.distribution import distribute
 from icedb.spark.distribution_choice import choose_distribution, source_bytes
 from icedb.table import Table
 from icedb.transaction.append import Commit
-from icedb.transaction.idempotent_append import Txn, check_txn, is_recorded, repeated
+from icedb.transaction.idempotent_append import Txn, check_txn
 from icedb.transaction.table_handle import Handle
 from icedb.writer.batch_loader import PARTITION_COLUMN
-from icedb.writer.staging import check_batch
 
 __all__ = ["write"]
 
@@ -34,7 +31,6 @@ def write(
     overwrite: Overwrite | None,
     partitions: Sequence[str] | str | None,
     distribution: Distribution,
-    tasks: int | None,
     txn: Txn | None,
     part_bytes: int | None,
     memory_bytes: int | None,
@@ -44,21 +40,11 @@ def write(
     _check(table.uri, overwrite, partitions, distribution, txn)
     if txn is not None:
         txn = check_txn(txn, table=table.uri)
-    if tasks is not None and distribution != "partition":
-        raise InvalidOption(f"{table.uri}: tasks requires distribution='partition'. Omit tasks, or pass that.")
     if distribution == "auto":
         distribution, frame = _choose(table.handle, frame, partitions)
     if distribution == "partition":
-        # Reject invalid arguments before the first job, with the messages of the writer.
         check_frame(table.handle)
-        write_options({"path": table.uri, **size_options(memory_bytes, part_bytes)}, overwrite=False)
-        if txn is not None and is_recorded(table.handle.read(fresh=True), txn):
-            return repeated(table.handle)
-        check_batch(table.handle.write_context(), arrow_schema(frame.schema, table.uri))
-        try:
-            frame = distribute(frame, table.handle, tasks=tasks)
-        except Exception as error:  # noqa: BLE001  whatever Spark raises, in this session or another
-            raise explained_of_frame(error, table=table.uri) from None
+        frame = distribute(frame, table.handle)
     if overwrite is None:
         return append_frame(
             table.handle,

@@ -6,6 +6,7 @@ credentials come from the roles of the machines. `pip install 'icedb-dagster[aws
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of fields as objects.
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -25,6 +26,9 @@ __all__ = ["EmrServerlessSpark", "EmrSpark"]
 # The folder in a container into which Spark unpacks the environment.
 UNPACKED = "environment"
 PYTHON = f"./{UNPACKED}/bin/python"
+# The lowest Spark that this library supports, and the labels of EMR's releases with an older one.
+SPARK_MIN = "4.3"
+_OLDER_RELEASES = {r"emr-[1-7]\.": "3.5 or older", r"emr-spark-8\.0\b": "4.0"}
 # botocore polls every half minute and gives up after half an hour, which fails the run. A program may take a week.
 POLLS_MAX = 7 * 24 * 60 * 2
 
@@ -128,9 +132,9 @@ class EmrSpark(_AwsSpark):
         conf: Spark properties.
         region: The AWS region; None: the usual AWS chain decides.
         overrides: Parameters of RunJobFlow that are merged over the others.
-        release_label: As EMR defines it, like the parameters from `instance_type` to `log_uri`.
+        release_label: A release with Spark 4.3 or later.
         messages_bucket: The bucket for the program's messages to Dagster. The program's role needs write access.
-        instance_type: As EMR defines it.
+        instance_type: As EMR defines it, like the other parameters up to `log_uri`.
         instance_count: As EMR defines it.
         service_role: As EMR defines it.
         instance_role: As EMR defines it.
@@ -138,8 +142,8 @@ class EmrSpark(_AwsSpark):
         log_uri: As EMR defines it.
 
     Example:
-        EmrSpark(programs="s3://code/jobs", release_label="emr-7.5.0", messages_bucket="pipes",
-        instance_type="m6g.xlarge")
+        EmrSpark(programs="s3://code/jobs", release_label=os.environ["EMR_RELEASE"],
+        messages_bucket="pipes", instance_type="m6g.xlarge")
     """
 
     service: ClassVar[str] = "emr"
@@ -177,8 +181,9 @@ class EmrSpark(_AwsSpark):
         return done
 
     def request(self, program: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the parameters of RunJobFlow. Raises InvalidOption."""
+        """Return the parameters of RunJobFlow. Raises InvalidOption, also for a release with an older Spark."""
         request = super().request(program, arguments)
+        _check_release(request["ReleaseLabel"])
         if any(c.get("Classification") == "spark-defaults" for c in request.get("Configurations", ())):
             # dagster-aws writes its variables there, and loses them if others exist already.
             raise InvalidOption("EmrSpark: overrides has Configurations for spark-defaults. Give them as conf.")
@@ -300,6 +305,17 @@ class EmrServerlessSpark(_AwsSpark):
                 "monitoringConfiguration": {"cloudWatchLoggingConfiguration": {"enabled": True}}
             },
         }
+
+
+def _check_release(label: str) -> None:
+    """Reject a release whose Spark is known to be too old. Raises InvalidOption."""
+    for pattern, spark in _OLDER_RELEASES.items():
+        if re.match(pattern, label):
+            raise InvalidOption(
+                f"EmrSpark: release_label is '{label}', a release with Spark {spark}, and IceDB requires Spark "
+                f"{SPARK_MIN}. Name a release with it. This command lists the Spark of a release: aws emr "
+                "describe-release-label --release-label LABEL."
+            )
 
 
 class _PatientClient:

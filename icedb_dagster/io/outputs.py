@@ -169,7 +169,6 @@ def _write_frame(
         overwrite=whole if partitions is None else "partitions",
         partitions=partitions,
         distribution=options.distribution,
-        tasks=None,
         txn=txn,
         part_bytes=None,
         memory_bytes=options.memory_bytes,

@@ -114,7 +114,7 @@ def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Tab
 
 @pytest.mark.slow(seconds=15)
 def test_written_rows_are_read_by_time_and_by_partition(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
-    assert cluster.driver.ask("write", place=place, first=0, last=300, distribution="partition", tasks=2) == 300
+    assert cluster.driver.ask("write", place=place, first=0, last=300, distribution="partition") == 300
     then_ms = table.snapshot().as_of_ms
     assert cluster.driver.ask("write", place=place, first=300, last=310) == 10
     assert len(log_keys(table)) == 2

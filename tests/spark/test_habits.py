@@ -21,6 +21,7 @@ from icedb.errors import InvalidOption, SnapshotExpired
 from icedb.spark.datasource.options import stream_options, write_options
 from icedb.spark.datasource.read_options import batch_read_options, read_options, stream_read_options
 from icedb.spark.datasource.writer import _TaskMessage, open_writer
+from tests.support.spark.spark_clusters import Driver, environment
 from tests.support.spark.spark_tables import Create, content
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
@@ -180,3 +181,34 @@ def test_an_empty_frame_states_that_its_columns_are_not_recorded(
             open_writer(schema, {"path": table.uri}, overwrite=False).commit([_TaskMessage(None, None)])
         assert [m for m in messages if m in caplog.text] == messages
         assert bool(caplog.records) == bool(messages)
+
+
+def many_parts(spark: SparkSession) -> Any:
+    """Return a frame of 40 tasks that each have rows of 3 partitions."""
+    return spark.range(0, 400, 1, 40).selectExpr("id AS n", "id % 3 AS p")
+
+
+@pytest.mark.spark
+@pytest.mark.sampled(days=3)
+def test_a_write_of_many_small_parts_raises_one_warning(
+    spark: SparkSession, create: Create, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = create(partition_by=["p"])
+    icedb.spark.write(many_parts(spark), table.uri)
+    [warning] = caplog.messages
+    assert f"{table.uri}: the job wrote 120 parts" in warning
+    assert "distribution='partition'" in warning
+    caplog.clear()
+    icedb.spark.write(many_parts(spark), table.uri, distribution="partition")
+    assert caplog.messages == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow(seconds=20)
+def test_plain_pyspark_prints_the_warning_about_small_parts(spark_home: Path, tmp_path: Path) -> None:
+    table = icedb.Table.create(tmp_path / "table", partition_by=["n % 3 AS third"])
+    with Driver({"spark.master": "local[2]"}, tmp_path / "driver", environment(spark_home)) as driver:
+        driver.ask("append", place={"path": table.uri}, first=0, last=400, tasks=40)
+    output = (tmp_path / "driver" / "driver.log").read_text()
+    assert output.count(f"{table.uri}: the job wrote 120 parts") == 1
+    assert output.count("distribution='partition'") == 1

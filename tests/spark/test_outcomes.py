@@ -41,6 +41,7 @@ PYTHON = 'An exception was thrown from the Python worker:\nTraceback (most recen
 UDF_ALONE = PYTHON.format('users.py", line 7, in name_of')
 IN_COMMIT = PYTHON.format('icedb/spark/datasource/writer.py", line 7, in commit')
 HIDDEN = "An exception was thrown from the Python worker:\nValueError: no such user"
+CONNECT_PREAMBLE = "An exception was thrown from the Python worker. Please see the stack trace below."
 # Java's traces of the same text: an error in a task of the job, and one in the commit, on the driver.
 TASK_TRACE = "PythonException: x\n\tat org.apache.spark.executor.Executor$TaskRunner.run(Executor.scala:906)"
 COMMIT_TRACE = (
@@ -158,6 +159,28 @@ def test_java_tells_a_function_of_the_frame_from_the_commit(table: Table, text: 
         ):
             with pytest.raises(CommitStateUnknown):
                 play(table, failing(text, trace=trace))
+
+
+def test_over_connect_the_type_tells_a_function_of_the_frame_from_the_commit(table: Table) -> None:
+    """Spark Connect's error of a Python worker has no trace of Java, and the session may hide Python's."""
+    from pyspark.errors.exceptions.connect import AnalysisException, PythonException
+
+    def raising(error: Exception) -> Callable[[PlayedJob], None]:
+        def end(job: PlayedJob) -> None:
+            raise error
+
+        return end
+
+    for text in (HIDDEN, IN_COMMIT):
+        with pytest.raises(
+            InvalidBatch, match=r": the frame cannot be computed: (ValueError: no such user|OSError: no)$"
+        ):
+            play(
+                table, raising(PythonException(f"\n  {CONNECT_PREAMBLE}\n[PYTHON_EXCEPTION] {text}\n SQLSTATE: 38000"))
+            )
+    failed = "[PYTHON_DATA_SOURCE_ERROR] Failed to commit or abort Python data source write: OSError: no"
+    with pytest.raises(CommitStateUnknown):
+        play(table, raising(AnalysisException(failed)))
 
 
 @pytest.mark.parametrize(

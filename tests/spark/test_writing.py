@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -23,9 +23,10 @@ from icedb import spark as icedb_spark
 from icedb.errors import EmptyBatch, InvalidBatch, InvalidOption, InvalidPartitionExpression, SchemaConflict, StaleView
 from icedb.spark import distribution_choice
 from icedb.spark.datasource.writer import open_writer
-from icedb.spark.distribution import plan_ranges
+from icedb.spark.distribution import distribute
 from icedb.spark.distribution_choice import choose_distribution, source_bytes
 from icedb.spark.partition_locality import partition_text
+from tests.support.spark.spark_answers import rows_of
 from tests.support.spark.spark_tables import Create, part_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:Cannot infer the eval type")]
@@ -138,7 +139,7 @@ def test_with_a_shuffle_each_partition_is_one_part_in_one_commit(spark: SparkSes
     table = create_shared(partition_by=["p % 5 AS five", "CAST(n % 2 AS BOOLEAN) AS odd"], sort_by=["n"])
     frame = numbers(spark, 10_000)
     commit = icedb_spark.write(
-        frame, table.uri, distribution="partition", tasks=3, storage_options=table.handle.location.storage_options
+        frame, table.uri, distribution="partition", storage_options=table.handle.location.storage_options
     )
     assert set(partitions(table).values()) == {1}
     assert len(commit.parts) == 10
@@ -147,16 +148,61 @@ def test_with_a_shuffle_each_partition_is_one_part_in_one_commit(spark: SparkSes
     assert table.verify().problems == ()
 
 
+@contextmanager
+def settings(spark: SparkSession, **values: str) -> Iterator[None]:
+    """Set Spark's settings below `spark.sql.` during the block, by names with `__` for each dot."""
+    names = {f"spark.sql.{name.replace('__', '.')}": value for name, value in values.items()}
+    before = {name: spark.conf.get(name) for name in names}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
 @pytest.mark.sampled(days=3)
 def test_a_partition_with_most_of_the_rows_is_written_by_several_tasks(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["p"], sort_by=["n"])
-    frame = numbers(spark, 20_000, expression="CASE WHEN id % 10 < 7 THEN 3 ELSE id % 10 END")
-    icedb_spark.write(frame, table.uri, distribution="partition", tasks=6)
+    frame = numbers(spark, 40_000, tasks=8, expression="CASE WHEN id % 10 < 7 THEN 3 ELSE id % 10 END")
+    with settings(spark, adaptive__advisoryPartitionSizeInBytes="32k", shuffle__partitions="200"):
+        icedb_spark.write(frame, table.uri, distribution="partition")
     parts = [p.rows or 0 for p in table.snapshot().files("p = 3")]
     assert len(parts) >= 3
-    assert max(parts) < 2 * min(parts)
+    assert max(parts) <= 2 * min(parts)
     assert partitions(table)["p=8"] == 1
-    assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(20_000, 20_000)]
+    assert table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall() == [(40_000, 40_000)]
+    for part in table.snapshot().parts:
+        rows = [n for (n,) in rows_of(f"SELECT n FROM '{part.path}'").fetchall()]
+        assert rows == sorted(rows)
+
+
+@pytest.mark.sampled(days=3)
+def test_tasks_get_whole_partitions_and_similar_numbers_of_rows(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        values = [p for batch in batches for p in batch.column("p").to_pylist()]
+        yield pa.record_batch({"rows": [len(values)], "partitions": [len(set(values))]})
+
+    with settings(spark, shuffle__partitions="200", adaptive__coalescePartitions__minPartitionSize="1k"):
+        shuffled = distribute(numbers(spark, 40_000, expression="id % 40"), table.handle)
+        tasks = [tuple(row) for row in shuffled.mapInArrow(count, "rows long, partitions long").collect()]
+    assert sum(partitions for _, partitions in tasks) == 40
+    assert len(tasks) > 1
+    assert max(rows for rows, _ in tasks) < 2 * 40_000 / len(tasks)
+
+
+@pytest.mark.sampled(days=3)
+def test_without_adaptive_execution_each_partition_is_in_one_task(spark: SparkSession, create: Create) -> None:
+    table = create(partition_by=["p"])
+    unpartitioned = icedb.Table.create(f"{table.uri}-unpartitioned")
+    with settings(spark, adaptive__enabled="false"):
+        icedb_spark.write(numbers(spark, 400), table.uri, distribution="partition")
+        icedb_spark.write(numbers(spark, 400), unpartitioned.uri, distribution="partition")
+    assert partitions(table) == {f"p={n}": 1 for n in range(10)}
+    assert partitions(unpartitioned) == {"": 4}
 
 
 @pytest.mark.sampled(cases=2)
@@ -176,9 +222,9 @@ def test_any_expression_distributes_rows(
 ) -> None:
     table = create(**spec)
     frame = spark.range(0, 3_000, 1, 4).selectExpr(*_split(select))
-    icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    icedb_spark.write(frame, table.uri, distribution="partition")
     counts = partitions(table)
-    assert set(counts.values()) == ({1} if spec and len(counts) > 1 else {2})
+    assert set(counts.values()) == {1}
     assert table.query("SELECT count(*), count(DISTINCT id) FROM t").fetchall() == [(3_000, 3_000)]
 
 
@@ -218,7 +264,7 @@ def test_spark_computes_known_partition_expressions(
     table = create(partition_by=[expression])
     frame = spark.range(0, 300, 1, 3).selectExpr(select.replace("(id % 5) AS day", "(int(id % 5)) AS day"), "id")
     assert (partition_text(frame, table.handle) is not None) == by_spark
-    commit = icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    commit = icedb_spark.write(frame, table.uri, distribution="partition")
     assert commit.rows == 300
     assert set(partitions(table).values()) == {1}
     assert len(partitions(table)) > 1
@@ -228,7 +274,7 @@ def test_spark_computes_known_partition_expressions(
 def test_rows_with_a_partition_column_are_distributed_by_it(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["n // 1000 AS thousand"])
     frame = spark.range(0, 2_000, 1, 4).selectExpr("id AS n", "concat('thousand=', id % 4) AS `_partition`")
-    icedb_spark.write(frame, table.uri, distribution="partition", tasks=2)
+    icedb_spark.write(frame, table.uri, distribution="partition")
     assert partitions(table) == {f"thousand={n}": 1 for n in range(4)}
 
 
@@ -238,22 +284,6 @@ def test_a_frame_without_rows_is_no_commit(spark: SparkSession, create: Create) 
     commit = icedb_spark.write(numbers(spark, 0), table.uri, distribution="partition")
     assert not commit.committed
     assert table.snapshot().parts == ()
-
-
-@pytest.mark.sampled(days=3)
-@given(st.dictionaries(st.text(max_size=3), st.integers(1, 10_000), max_size=30), st.integers(1, 12))
-def test_ranges_are_contiguous_and_balanced(counts: dict[str, int], tasks: int) -> None:
-    ranges = plan_ranges({k: float(v) for k, v in counts.items()}, tasks)
-    assert ranges[0].first == ""
-    assert [r.first for r in ranges] == sorted({r.first for r in ranges})
-    ends = [r.task + r.tasks for r in ranges]
-    assert [r.task for r in ranges] == [0, *ends[:-1]]  # every task has a range, none is left over
-    share = max(1.0, sum(counts.values()) / tasks)
-    assert ends[-1] <= 2 * tasks + 1
-    for n, range_ in enumerate(ranges):
-        after = ranges[n + 1].first if n + 1 < len(ranges) else None
-        rows = sum(v for k, v in counts.items() if k >= range_.first and (after is None or k < after))
-        assert rows / range_.tasks <= 2 * share
 
 
 @pytest.mark.sampled(days=3)
@@ -394,8 +424,6 @@ def test_invalid_options_are_rejected_before_any_task(
     ("how", "message"),
     [
         ({"distribution": "hash"}, "'auto', 'none' or 'partition'"),
-        ({"tasks": 3}, "tasks requires distribution='partition'"),
-        ({"distribution": "partition", "tasks": 0}, "tasks is 0"),
         ({"distribution": "partition", "memory_bytes": 1}, "memory_bytes"),
         ({"distribution": "partition", "part_bytes": 1}, "part_bytes"),
         ({"overwrite": "all"}, "'table', 'partitions' or 'dynamic'"),
@@ -426,7 +454,7 @@ def test_an_invalid_partition_value_is_reported(spark: SparkSession, create: Cre
 def test_a_skewed_partition_of_maps_is_written_too(spark: SparkSession, create: Create) -> None:
     table = create(partition_by=["m['a'] // 1000 AS p"])
     frame = spark.range(0, 500, 1, 2).selectExpr("map('a', id) AS m")
-    icedb_spark.write(frame, table.uri, distribution="partition", tasks=4)
+    icedb_spark.write(frame, table.uri, distribution="partition")
     assert table.query("SELECT count(*) FROM t").fetchall() == [(500,)]
 
 

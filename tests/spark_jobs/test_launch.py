@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +23,9 @@ import dagster as dg
 import icedb
 from icedb.errors import InvalidOption
 from icedb_dagster import ConnectSpark, EmrServerlessSpark, EmrSpark, LocalSpark, SparkPlace, StandaloneSpark
+from icedb_dagster.compute.emr import SPARK_MIN
 from icedb_dagster.dev.command import main
+from tests.support.site.pages import ROOT
 from tests.support.spark.spark_clusters import SESSION, TWO_EXECUTORS, connect_server, environment, standalone
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "spark" / "pipes_program.py")
@@ -257,6 +260,23 @@ def test_emr_previews_a_valid_request(tmp_path: Path, capfd: pytest.CaptureFixtu
     )
     waiter = place.client().get_waiter("cluster_terminated").config
     assert waiter.delay * waiter.max_attempts == 7 * 24 * 60 * 60
+
+
+@pytest.mark.parametrize("label", ["emr-5.36.2", "emr-7.12.0", "emr-spark-8.0.0", "emr-spark-8.0-preview"])
+def test_a_release_of_emr_with_an_older_spark_is_rejected(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], label: str
+) -> None:
+    (tmp_path / "emr.toml").write_text(EMR.replace("emr-of-spark-4", label))
+    ended(1, "submit", "ingest_flights", "--on", "emr", "--config", str(tmp_path / "emr.toml"), "--dry-run")
+    err = capfd.readouterr().err
+    assert err.startswith(f"error: EmrSpark: release_label is '{label}', a release with Spark ")
+    assert f"IceDB requires Spark {SPARK_MIN}. Name a release with it. " in err
+    assert err.count("\n") == 1
+
+
+def test_the_lowest_spark_is_that_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(requirement.startswith(f"pyspark[connect]>={SPARK_MIN},") for requirement in extras["spark"])
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import shlex
 import signal
@@ -20,9 +21,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from icedb import Table
-from icedb.errors import InvalidOption
+from icedb.errors import CommitConflict, InvalidOption
 from icedb.storage.option_names import SECRET_OPTIONS
 from spark_jobs import backfill, export_table, ingest_events, merge_table, stream_events
+from spark_jobs.due_maintenance import maintained
 from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
 from tests.support.object_stores.stores import Place
 from tests.support.site.pages import ROOT, blocks
@@ -283,6 +285,56 @@ def test_a_stream_continues_and_stops_on_a_signal(
     assert f"InvalidBatch: {events.uri}: 'file://{landing}/4.json' cannot be read, or has a record" in last_line(capsys)
     assert users(events) == [1, 2, 3]
     assert stream_events.main([*command, "--option-from", "kafka.sasl.jaas.config=NOT_SET"]) == 2
+
+
+@pytest.mark.sampled(days=3)
+def test_a_stream_maintains_its_table_while_it_runs_and_at_its_end(
+    events: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    landing = tmp_path / "landing"
+    command = ["--input", str(landing), "--table", events.uri, "--checkpoint", str(tmp_path / "checkpoint")]
+    command += ["--maintain-every", "1"]
+    write_lines(landing / "1.json", GOOD[:1])
+    add_parts(events, 40)
+    # It runs until a signal that is sent after a merge.
+    ending = once_there(lambda: len(events.snapshot().parts) < 20, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert stream_events.main([*command, "--trigger", "1 second"]) == 0
+    ending.join()
+    assert "parts merged: " in capsys.readouterr().err
+
+    # It ends before the first interval.
+    write_lines(landing / "2.json", GOOD[1:2])
+    add_parts(events, 40)
+    command[-1] = "3600"
+    assert stream_events.main(command) == 0
+    assert len(events.snapshot().parts) < 20
+    assert len(users(events)) == 82
+    assert events.verify().problems == ()
+
+
+def add_parts(table: Table, number: int) -> None:
+    for user in range(number):
+        table.insert([{"ts": datetime(2026, 1, 1, tzinfo=UTC), "user": user}])
+
+
+def test_a_failed_maintenance_is_logged_and_tried_again(
+    events: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_parts(events, 40)
+    failed = threading.Event()
+
+    def fail(*_: Any, **__: Any) -> None:
+        failed.set()
+        raise CommitConflict("other commits came first")
+
+    log = logging.getLogger("spark_jobs.tests")
+    caplog.set_level(logging.INFO, "spark_jobs.tests")
+    with monkeypatch.context() as patch, maintained(events, every_seconds=0.01, stop=threading.Event(), log=log):
+        patch.setattr(Table, "merge", fail)
+        assert failed.wait(60)
+        patch.undo()
+    assert f"{events.uri}: the maintenance failed, and the next round tries again: other commits" in caplog.text
+    assert len(events.snapshot().parts) < 20
 
 
 def once_there(condition: Callable[[], bool], do: Callable[[], None]) -> threading.Thread:

@@ -95,6 +95,8 @@ _BEFORE_COMMIT = re.compile(
 _IN_COMMIT = re.compile(
     r"Failed to commit or abort|, in (?:commit|abort)\b|commit_data_source_write\.py|python_streaming_sink_runner\.py"
 )
+# Spark Connect's error of a Python worker of a task. It has no trace of Java. An error in the commit has another type.
+_CONNECT_WORKER_ERROR = "pyspark.errors.exceptions.connect.PythonException"
 # Java's method that runs a task. The commit runs in no task, and only after all tasks.
 _IN_TASK = "org.apache.spark.executor.Executor$TaskRunner.run("
 _OTHER_ERROR = re.compile(r"^\s*(?:Caused by|Suppressed): ", re.MULTILINE)
@@ -138,7 +140,9 @@ def failed_before_commit(error: Exception) -> bool:
 
 
 def _was_in_task(error: Exception) -> bool:
-    """Whether a task raised the error, by Java's trace. The text alone may be that of an error in the commit."""
+    """Whether a task raised the error, by its type or by Java's trace. The text may also be that of a failed commit."""
+    if f"{type(error).__module__}.{type(error).__name__}" == _CONNECT_WORKER_ERROR:
+        return True
     # Spark's errors have no method for it in a classic session, and may have no trace in a Connect session. The text of
     # an error that Spark does not convert has the trace.
     trace = _text(error) if type(error).__name__ == "Py4JJavaError" else getattr(error, "_stackTrace", None)

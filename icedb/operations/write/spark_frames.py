@@ -14,6 +14,7 @@ from icedb.errors import CommitStateUnknown, IceDBError, InvalidOption, SparkJob
 from icedb.format.records import Marker
 from icedb.format.replay import TableState
 from icedb.format.table_spec import SchemaMode
+from icedb.operations.write.small_parts import warn_of_small_parts
 from icedb.sources.batch import OnConflict
 from icedb.transaction.append import Commit, nothing_to_commit
 from icedb.transaction.idempotent_append import Txn, is_recorded, repeated
@@ -137,7 +138,9 @@ def _run(handle: Handle, frame: Any, mode: str, options: Mapping[str, str], txn:
         return repeated(handle) if txn is not None and is_recorded(state, txn) else nothing_to_commit(handle)
     # An overwrite is an exclusive commit, and no other exclusive commit has its time.
     dead = [m for m in state.parts.values() if m.tombstoned_ms == ours[0].created_ms] if mode == "overwrite" else []
-    return _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
+    commit = _commit(handle, ours, dead, state.parts_named[ours[0].key].by[0])
+    warn_of_small_parts(handle, commit.parts)
+    return commit
 
 
 def _landed(handle: Handle, job: str) -> TableState | None:

@@ -25,6 +25,7 @@ from icedb.format.codec import decode
 from icedb.format.keys import partition_of
 from icedb.format.records import Marker, total_rows
 from icedb.operations.commits.publish import publish_append, publish_overwrite
+from icedb.operations.write.small_parts import warn_of_small_parts
 from icedb.spark.datasource.options import SparkWriteOptions, stream_options, write_options
 from icedb.spark.datasource.task_resources import processors, scratch_folder
 from icedb.spark.datasource.type_mapping import arrow_schema
@@ -204,6 +205,8 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
                 if written.markers:  # without rows there is no partition to replace
                     publish_overwrite(handle, written, _partitions_of(handle, written))
         _check_views(handle)
+        if not self._options.job:  # else the caller in the driver's process has the commit, and warns
+            warn_of_small_parts(handle, [handle.part(m) for m in written.markers])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete the parts of a failed job, see `_take_back`."""

@@ -191,6 +191,20 @@ def executors(spark: SparkSession) -> list[tuple[str, int]]:
     return [(row.host, row.pid) for row in rows]
 
 
+def packages(spark: SparkSession) -> list[tuple[str, str]]:
+    """Return the folders of the Python and of this library in each of two tasks."""
+
+    def where(batches: Any) -> Any:
+        import icedb
+
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"python": [sys.prefix], "library": [str(Path(icedb.__file__).parent)]})
+
+    rows = spark.range(0, 2, 1, 2).mapInArrow(where, "python string, library string").collect()
+    return [(row.python, row.library) for row in rows]
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
@@ -206,6 +220,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         stream_changes,
         stream_and_append,
         executors,
+        packages,
     )
 }
 
