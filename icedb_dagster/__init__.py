@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from icedb_dagster.maintenance import TableExport, TimeToLive, build_run_retention, build_table_definitions
     from icedb_dagster.metadata.spark_progress import spark_progress
     from icedb_dagster.resource import IceDBResource
-    from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
+    from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, share_sensors
     from icedb_dagster.specs import build_observation, observable_table, table_spec
     from icedb_dagster.sql_assets import sql_asset
 
@@ -73,6 +73,7 @@ __all__ = [
     "ensure_pool",
     "icedb_pool",
     "observable_table",
+    "share_sensors",
     "spark_progress",
     "sql_asset",
     "table_spec",
@@ -98,7 +99,7 @@ _HOMES = {
     "icedb_dagster.maintenance": ("TableExport", "TimeToLive", "build_run_retention", "build_table_definitions"),
     "icedb_dagster.metadata.spark_progress": ("spark_progress",),
     "icedb_dagster.resource": ("IceDBResource",),
-    "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor"),
+    "icedb_dagster.sensors": ("CommitsSensor", "MaintenanceSensor", "share_sensors"),
     "icedb_dagster.compute.spark_places": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
     "icedb_dagster.specs": ("build_observation", "observable_table", "table_spec"),
     "icedb_dagster.sql_assets": ("sql_asset",),
