@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from icedb_dagster.maintenance import TableExport, TimeToLive, build_run_retention, build_table_definitions
     from icedb_dagster.metadata.spark_progress import spark_progress
     from icedb_dagster.resource import IceDBResource
-    from icedb_dagster.sensors import CommitsSensor, FailedRun, MaintenanceSensor, build_run_failure_sensor
+    from icedb_dagster.sensors import (
+        CommitsSensor,
+        FailedRun,
+        MaintenanceSensor,
+        build_run_failure_sensor,
+        share_sensors,
+    )
     from icedb_dagster.specs import build_observation, observable_table, table_spec
     from icedb_dagster.sql_assets import sql_asset
 
@@ -75,6 +81,7 @@ __all__ = [
     "ensure_pool",
     "icedb_pool",
     "observable_table",
+    "share_sensors",
     "spark_progress",
     "sql_asset",
     "table_spec",
@@ -100,7 +107,13 @@ _HOMES = {
     "icedb_dagster.maintenance": ("TableExport", "TimeToLive", "build_run_retention", "build_table_definitions"),
     "icedb_dagster.metadata.spark_progress": ("spark_progress",),
     "icedb_dagster.resource": ("IceDBResource",),
-    "icedb_dagster.sensors": ("CommitsSensor", "FailedRun", "MaintenanceSensor", "build_run_failure_sensor"),
+    "icedb_dagster.sensors": (
+        "CommitsSensor",
+        "FailedRun",
+        "MaintenanceSensor",
+        "build_run_failure_sensor",
+        "share_sensors",
+    ),
     "icedb_dagster.compute.spark_places": ("ConnectSpark", "LocalSpark", "SparkPlace", "StandaloneSpark"),
     "icedb_dagster.specs": ("build_observation", "observable_table", "table_spec"),
     "icedb_dagster.sql_assets": ("sql_asset",),

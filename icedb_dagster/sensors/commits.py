@@ -27,7 +27,7 @@ from icedb_dagster.sensors.new_commits import CommitBatch, read_new_commits
 from icedb_dagster.sensors.open_tables import open_tables
 from icedb_dagster.sensors.partition_keys import PartitionKeys
 from icedb_dagster.sensors.recorded_commits import RecordedCommits, is_gap_recorded, read_recorded_commits
-from icedb_dagster.sensors.sensor_settings import CommitsSensor
+from icedb_dagster.sensors.sensor_settings import SENSOR_TAG, CommitsSensor
 
 __all__ = ["commits_sensor"]
 
@@ -64,6 +64,7 @@ def commits_sensor(key: dg.AssetKey, settings: CommitsSensor, *, resource_key: s
         description=f"Reports commits to {key.to_user_string()} that were made outside Dagster.",
         default_status=dg.DefaultSensorStatus.RUNNING if settings.running else dg.DefaultSensorStatus.STOPPED,
         required_resource_keys={resource_key},
+        tags={SENSOR_TAG: "commits"},
     )
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from typing import Literal
 
 import msgspec
 
 from icedb.format.change_feed import Cursor
+from icedb_dagster.sensors.cursor_text import CURSOR_ERRORS, pack, unpack
 
 __all__ = ["FeedPosition", "decode", "encode"]
-
-# The change feed's cursor names each part of the last minutes. Dagster stores it with each tick, so it is compressed.
-_PLAIN_LENGTH_MAX = 1_000
-_PACKED = "zlib:"
 
 
 class FeedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,18 +27,13 @@ class FeedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(position: FeedPosition) -> str:
-    """Return the position as JSON, compressed if it is long."""
-    plain = msgspec.json.encode(position)
-    if len(plain) <= _PLAIN_LENGTH_MAX:
-        return plain.decode()
-    return _PACKED + base64.b64encode(zlib.compress(plain, 9)).decode()
+    """Return the position as text. It names each part of the last minutes, so it may be long."""
+    return pack(msgspec.json.encode(position))
 
 
 def decode(text: str) -> FeedPosition | None:
     """Return a stored position; None for a text that is not a position of this version."""
     try:
-        packed = text.startswith(_PACKED)
-        plain = zlib.decompress(base64.b64decode(text.removeprefix(_PACKED))) if packed else text.encode()
-        return msgspec.json.decode(plain, type=FeedPosition)
-    except (msgspec.MsgspecError, zlib.error, ValueError):
+        return msgspec.json.decode(unpack(text), type=FeedPosition)
+    except (msgspec.MsgspecError, *CURSOR_ERRORS):
         return None

@@ -27,7 +27,7 @@ from icedb.errors import TableNotFound
 from icedb.operations.health.table_health import Due
 from icedb_dagster.sensors.open_tables import open_tables
 from icedb_dagster.sensors.run_requests import RequestCursor, begin, decode, encode, next_request, run_key, waits
-from icedb_dagster.sensors.sensor_settings import MaintenanceSensor
+from icedb_dagster.sensors.sensor_settings import SENSOR_TAG, MaintenanceSensor
 
 __all__ = ["maintenance_sensor"]
 
@@ -57,13 +57,13 @@ def maintenance_sensor(
     name = f"{key.to_python_identifier()}_maintenance_sensor"
     names = {due: job.name for due, job in jobs.items()}
 
-    def tick(context: dg.SensorEvaluationContext, **_: object) -> dg.SensorResult | dg.SkipReason:
+    def tick(context: dg.SensorEvaluationContext, **_: object) -> dg.SensorResult:
         lake = getattr(context.resources, resource_key)
         try:
             with open_tables.use(lake, key) as table:
                 health = table.health(settings.thresholds)
         except TableNotFound as error:
-            return dg.SkipReason(f"the table does not exist yet. {error}")
+            return dg.SensorResult(skip_reason=f"the table does not exist yet. {error}")
         if not health.log_files:
             open_tables.forget(lake, key)
         return _MaintenanceTick(context, name, names, health, settings.thresholds).answer()
@@ -76,6 +76,7 @@ def maintenance_sensor(
         description=f"Starts maintenance of {key.to_user_string()} when it is due.",
         default_status=dg.DefaultSensorStatus.RUNNING if settings.running else dg.DefaultSensorStatus.STOPPED,
         required_resource_keys={resource_key},
+        tags={SENSOR_TAG: "maintenance"},
     )
 
 

@@ -9,7 +9,11 @@ from icedb.errors import InvalidOption
 from icedb.operations.health.table_health import Thresholds
 from icedb.util.arguments import checks_arguments
 
-__all__ = ["CommitsSensor", "Events", "MaintenanceSensor"]
+__all__ = ["SENSOR_TAG", "CommitsSensor", "Events", "MaintenanceSensor", "SensorKind"]
+
+SensorKind = Literal["maintenance", "commits"]
+#: The tag of a table's sensor that has its kind.
+SENSOR_TAG = "icedb/sensor"
 
 #: The kind of event that reports a commit.
 Events = Literal["materialization", "observation"]

@@ -52,8 +52,8 @@ PUBLIC = {
             IceDBIOManager IceDBResource IceDBResourceComponent IceDBTableComponent LocalSpark LogDepthCheck
             MaintenanceSensor ObjectsCheck QuarantineCheck SchemaCheck SmallPartsCheck SparkPlace StandaloneSpark
             TableChecks TableExport TimeToLive build_observation build_run_failure_sensor build_run_retention
-            build_table_checks build_table_definitions ensure_pool icedb_pool observable_table spark_progress
-            sql_asset table_spec
+            build_table_checks build_table_definitions ensure_pool icedb_pool observable_table share_sensors
+            spark_progress sql_asset table_spec
         """,
         "icedb_dagster.launcher": "MonitoredRunLauncher",
     }.items()

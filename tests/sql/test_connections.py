@@ -8,7 +8,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from icedb.sql.connections import disk_full, is_disk_full, quote_texts
+from icedb.errors import InvalidOption
+from icedb.sql import connections
+from icedb.sql.connections import MEMORY_SHARE, MIB, disk_full, is_disk_full, memory_bytes_default, quote_texts
 
 SORT = "CREATE TABLE t AS SELECT hash(i) AS n, repeat(md5(i::VARCHAR), 8) AS s FROM range(500_000) r(i) ORDER BY n"
 
@@ -31,6 +33,29 @@ def test_the_error_of_a_full_disk_names_the_table_and_the_remedy() -> None:
     assert error.errno == errno.ENOSPC
     assert "s3://lake/events" in str(error)
     assert "TMPDIR" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("machine", "share", "limit"),
+    [(8_000, "", 4_000), (8_000, "0.25", 1_000), (8_000, "1", 4_000), (600, "0.25", 256), (999_000, "1", 16_384)],
+)
+def test_processes_that_run_at_a_time_share_the_memory(
+    monkeypatch: pytest.MonkeyPatch, machine: int, share: str, limit: int
+) -> None:
+    monkeypatch.setattr(connections, "_memory_bytes_of_machine", lambda: machine * MIB)
+    monkeypatch.setenv(MEMORY_SHARE, share)
+    assert memory_bytes_default() == limit * MIB
+    if share:
+        with connections.connect_sandbox() as con:
+            [(text,)] = con.execute("SELECT current_setting('memory_limit')").fetchall()
+        assert text == duckdb.sql(f"SELECT format_bytes({limit * MIB})").fetchall()[0][0]
+
+
+@pytest.mark.parametrize("share", ["0", "2", "-1", "half", "nan"])
+def test_a_share_of_the_memory_is_above_zero_and_at_most_one(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
+    monkeypatch.setenv(MEMORY_SHARE, share)
+    with pytest.raises(InvalidOption, match=rf"ICEDB_MEMORY_SHARE is '{share}'. Set a number above 0 and at most 1"):
+        memory_bytes_default()
 
 
 @pytest.mark.parametrize(

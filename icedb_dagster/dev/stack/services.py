@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from icedb.errors import StackError
 from icedb_dagster.dev.stack.graphql import request
-from icedb_dagster.dev.stack.home import variables
+from icedb_dagster.dev.stack.home import memory_share, variables
 from icedb_dagster.dev.stack.layout import StackLayout
 from icedb_dagster.dev.stack.ports import free_port, port_is_free
 from icedb_dagster.dev.stack.processes import ProcessId, is_running, path_with_programs, spawn, stop
@@ -81,6 +81,7 @@ def choose_port(*, wanted: int | None, last: int | None) -> int:
 def start_service(plan: ServicePlan, *, layout: StackLayout, url: str, environ: Mapping[str, str]) -> ProcessId:
     """Start the web server or the daemon, without waiting."""
     merged = {
+        **memory_share(layout.dagster_home),
         **environ,
         **variables(layout.dagster_home, url),
         "PATH": path_with_programs(environ),

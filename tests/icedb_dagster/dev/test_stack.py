@@ -22,7 +22,7 @@ dagster = pytest.importorskip("dagster")
 import icedb
 from icedb.errors import StackError
 from icedb_dagster.dev import stack
-from icedb_dagster.dev.stack import database, layout, placement, ports, processes, services, state
+from icedb_dagster.dev.stack import database, home, layout, placement, ports, processes, services, state
 from tests.support.processes import run_python
 from tests.support.waiting import wait_until
 
@@ -187,6 +187,21 @@ def test_the_packaged_configuration_makes_pools_locks() -> None:
     assert config["run_monitoring"]["enabled"] is True
     assert config["run_monitoring"]["free_slots_after_run_end_seconds"] > 0
     assert config["telemetry"] == {"enabled": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        (home.PACKAGED_CONFIG.read_text(), "0.25"),
+        ("telemetry: {enabled: false}", "0.1"),
+        ("concurrency: {runs: {max_concurrent_runs: 3}}", "0.333"),
+        ("concurrency: {runs: {max_concurrent_runs: -1}}", None),
+        ("concurrency: {runs: {max_concurrent_runs: {env: RUNS}}}", None),
+    ],
+)
+def test_runs_share_the_memory_of_the_machine(tmp_path: Path, settings: str, share: str | None) -> None:
+    (tmp_path / "dagster.yaml").write_text(settings)
+    assert home.memory_share(tmp_path) == ({} if share is None else {"ICEDB_MEMORY_SHARE": share})
 
 
 def test_the_public_names_are_these() -> None:

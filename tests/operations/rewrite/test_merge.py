@@ -24,7 +24,6 @@ from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS
 from icedb.operations.rewrite.merge import merge, plan_merge
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
-from icedb.sql.connections import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, memory_bytes_default
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
 from icedb.transaction.table_handle import Handle
 from tests.support.object_stores.interruptions import act_before
@@ -297,10 +296,6 @@ def test_an_invalid_option_is_rejected(memory: Any, options: Any) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         table.merge(**options)
     assert len(table.snapshot().parts) == 2
-
-
-def test_the_default_memory_is_within_bounds() -> None:
-    assert MEMORY_BYTES_MIN <= memory_bytes_default() <= MEMORY_BYTES_MAX
 
 
 def test_a_partition_that_a_rewriter_empties_is_only_tombstoned(clocked: ClockedStore, clock: ManualClock) -> None:
