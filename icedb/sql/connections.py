@@ -15,19 +15,18 @@ import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
 import duckdb
 
 from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.format.table_spec import TableSpec
+from icedb.sql import machine_memory
 from icedb.storage.location import Location
 from icedb.util.temporary_files import spill_path
 
 __all__ = [
     "MEMORY_BYTES_MIN",
-    "MEMORY_SHARE",
     "MIB",
     "PARQUET_OPTIONS",
     "READING_SHARE",
@@ -80,10 +79,6 @@ MEMORY_BYTES_PER_THREAD = 128 * MIB
 # are freed at once, which costs time. From a threshold of 32 MiB on the option has no effect.
 MEMORY_BYTES_SCARCE = 1024 * MIB
 _FREED_FROM = "16MiB"
-#: The variable with the share of the machine's memory that a process may use, if several run at the same time.
-MEMORY_SHARE = "ICEDB_MEMORY_SHARE"
-# The memory limits of a container in Linux: control groups, version 2 and 1.
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 _renewing = threading.Lock()
 
@@ -186,7 +181,7 @@ def _draw_no_progress(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: int | None) -> None:
-    if memory_bytes is None and _memory_share() is not None:
+    if memory_bytes is None and machine_memory.memory_share() is not None:
         memory_bytes = memory_bytes_default()
     if memory_bytes is not None:
         con.execute(f"SET memory_limit = '{min(memory_bytes, _MEMORY_BYTES_PARSED)}B'")
@@ -197,35 +192,13 @@ def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: in
         con.execute(f"SET threads = {threads}")
 
 
-@lru_cache(maxsize=1)
-def _memory_bytes_of_machine() -> int:
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _CGROUP_LIMITS:
-        text = path.read_text().strip() if path.exists() else ""
-        available = min(available, int(text)) if text.isdigit() else available
-    return available
-
-
 def memory_bytes_default() -> int:
     """Return half of the memory of this machine or container, between a minimum and a maximum, in bytes.
 
-    The variable `MEMORY_SHARE` divides it among processes that run at the same time. Raises InvalidOption if it is no
-    share.
+    `ICEDB_MEMORY_SHARE` divides it among processes that run at the same time. Raises InvalidOption if it is no share.
     """
-    share = _memory_share() or 1.0
-    return max(MEMORY_BYTES_MIN, min(int(_memory_bytes_of_machine() * share) // 2, MEMORY_BYTES_MAX))
-
-
-def _memory_share() -> float | None:
-    text = os.environ.get(MEMORY_SHARE)
-    if not text:
-        return None
-    with suppress(ValueError):
-        if 0 < (share := float(text)) <= 1:
-            return share
-    raise InvalidOption(
-        f"{MEMORY_SHARE} is {text!r}. Set a number above 0 and at most 1, such as 0.25 for four processes."
-    )
+    available = int(machine_memory.memory_bytes() * (machine_memory.memory_share() or 1))
+    return max(MEMORY_BYTES_MIN, min(available // 2, MEMORY_BYTES_MAX))
 
 
 def check_write_memory(memory_bytes: int | None, *, table: str) -> int:

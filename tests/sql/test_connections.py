@@ -9,8 +9,9 @@ import duckdb
 import pytest
 
 from icedb.errors import InvalidOption
-from icedb.sql import connections
-from icedb.sql.connections import MEMORY_SHARE, MIB, disk_full, is_disk_full, memory_bytes_default, quote_texts
+from icedb.sql import connections, machine_memory
+from icedb.sql.connections import MIB, disk_full, is_disk_full, memory_bytes_default, quote_texts
+from icedb.sql.machine_memory import MEMORY_SHARE
 
 SORT = "CREATE TABLE t AS SELECT hash(i) AS n, repeat(md5(i::VARCHAR), 8) AS s FROM range(500_000) r(i) ORDER BY n"
 
@@ -42,7 +43,7 @@ def test_the_error_of_a_full_disk_names_the_table_and_the_remedy() -> None:
 def test_processes_that_run_at_a_time_share_the_memory(
     monkeypatch: pytest.MonkeyPatch, machine: int, share: str, limit: int
 ) -> None:
-    monkeypatch.setattr(connections, "_memory_bytes_of_machine", lambda: machine * MIB)
+    monkeypatch.setattr(machine_memory, "memory_bytes", lambda: machine * MIB)
     monkeypatch.setenv(MEMORY_SHARE, share)
     assert memory_bytes_default() == limit * MIB
     if share:

@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from icedb.errors import StackError
-from icedb.sql.connections import MEMORY_SHARE
+from icedb.sql.machine_memory import MEMORY_SHARE
 from icedb_dagster.dev.stack.database import without_password
 from icedb_dagster.dev.stack.layout import StackLayout, write_private
 
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 __all__ = ["PACKAGED_CONFIG", "environment_with", "install_config", "memory_share", "open_instance", "variables"]
-
-# Of Dagster's queue.
-_RUNS_DEFAULT = 10
 
 PACKAGED_CONFIG = Path(__file__).with_name("dagster.yaml")
 
@@ -36,14 +31,11 @@ def install_config(layout: StackLayout) -> str:
     return content.decode(errors="replace")
 
 
-def memory_share(dagster_home: Path) -> dict[str, str]:
-    """Return the variable that divides the machine's memory among the runs that its `dagster.yaml` allows at a time."""
-    settings = yaml.safe_load((dagster_home / "dagster.yaml").read_bytes())
-    try:
-        runs = settings["concurrency"]["runs"]["max_concurrent_runs"]
-    except (KeyError, TypeError):
-        runs = _RUNS_DEFAULT
-    return {MEMORY_SHARE: f"{1 / runs:.3g}"} if isinstance(runs, int) and runs > 0 else {}
+def memory_share(instance: "DagsterInstance") -> dict[str, str]:
+    """Return the variable that divides the machine's memory among the runs that the instance allows at a time."""
+    queue = instance.get_concurrency_config().run_queue_config
+    runs = queue.max_concurrent_runs if queue is not None else -1
+    return {MEMORY_SHARE: f"{1 / runs:.3g}"} if runs > 0 else {}  # -1: any number
 
 
 def variables(dagster_home: Path, url: str) -> dict[str, str]:

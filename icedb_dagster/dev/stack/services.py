@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from icedb.errors import StackError
 from icedb_dagster.dev.stack.graphql import request
-from icedb_dagster.dev.stack.home import memory_share, variables
+from icedb_dagster.dev.stack.home import variables
 from icedb_dagster.dev.stack.layout import StackLayout
 from icedb_dagster.dev.stack.ports import free_port, port_is_free
 from icedb_dagster.dev.stack.processes import ProcessId, is_running, path_with_programs, spawn, stop
@@ -78,10 +78,12 @@ def choose_port(*, wanted: int | None, last: int | None) -> int:
     return next((port for port in (last, PORT_DEFAULT) if port is not None and port_is_free(port)), None) or free_port()
 
 
-def start_service(plan: ServicePlan, *, layout: StackLayout, url: str, environ: Mapping[str, str]) -> ProcessId:
-    """Start the web server or the daemon, without waiting."""
+def start_service(
+    plan: ServicePlan, *, layout: StackLayout, url: str, defaults: Mapping[str, str], environ: Mapping[str, str]
+) -> ProcessId:
+    """Start the web server or the daemon, without waiting. `environ` has precedence over `defaults`."""
     merged = {
-        **memory_share(layout.dagster_home),
+        **defaults,
         **environ,
         **variables(layout.dagster_home, url),
         "PATH": path_with_programs(environ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from icedb.errors import StackError
 from icedb_dagster.dev.stack.database import check_connection, ensure_database, local_url, redacted, without_password
 from icedb_dagster.dev.stack.graphql import location_errors, pools
-from icedb_dagster.dev.stack.home import install_config, open_instance
+from icedb_dagster.dev.stack.home import install_config, memory_share, open_instance
 from icedb_dagster.dev.stack.layout import Progress, StackLayout
 from icedb_dagster.dev.stack.placement import place
 from icedb_dagster.dev.stack.postgres import find_server, read_password, start_server, stop_server, use_server
@@ -146,7 +146,7 @@ class StackOperation:
         with open_instance(self.layout.dagster_home, url) as instance:
             earlier = heartbeat_ids(instance)
             for plan in plans:
-                self._spawn(plan, url)
+                self._spawn(plan, url, memory_share(instance))
             for plan in plans:
                 process = self.state.records[plan.name].process
                 self.progress(f"Waiting for {_TITLES[plan.name]}")
@@ -167,7 +167,7 @@ class StackOperation:
             self.progress(f"The pool {pool} admits one run at a time")
             ensure_pool(instance, pool)
 
-    def _spawn(self, plan: ServicePlan, url: str) -> None:
+    def _spawn(self, plan: ServicePlan, url: str, defaults: Mapping[str, str]) -> None:
         record = self.state.records.get(plan.name)
         restart = record is not None and is_running(record.process)
         where = f" on http://127.0.0.1:{plan.port}" if plan.port else ""
@@ -176,7 +176,7 @@ class StackOperation:
             f"Restarting {what}: its settings changed, or it does not answer" if restart else f"Starting {what}"
         )
         self._stop(plan.name)  # also children of a dead process
-        process = start_service(plan, layout=self.layout, url=url, environ=self.environ)
+        process = start_service(plan, layout=self.layout, url=url, defaults=defaults, environ=self.environ)
         self._save(self.state.with_record(plan.name, Record(process=process, port=plan.port, settings=plan.settings)))
         self.started.append(plan.name)
 

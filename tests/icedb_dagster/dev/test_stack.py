@@ -189,19 +189,13 @@ def test_the_packaged_configuration_makes_pools_locks() -> None:
     assert config["telemetry"] == {"enabled": False}
 
 
-@pytest.mark.parametrize(
-    ("settings", "share"),
-    [
-        (home.PACKAGED_CONFIG.read_text(), "0.25"),
-        ("telemetry: {enabled: false}", "0.1"),
-        ("concurrency: {runs: {max_concurrent_runs: 3}}", "0.333"),
-        ("concurrency: {runs: {max_concurrent_runs: -1}}", None),
-        ("concurrency: {runs: {max_concurrent_runs: {env: RUNS}}}", None),
-    ],
-)
-def test_runs_share_the_memory_of_the_machine(tmp_path: Path, settings: str, share: str | None) -> None:
-    (tmp_path / "dagster.yaml").write_text(settings)
-    assert home.memory_share(tmp_path) == ({} if share is None else {"ICEDB_MEMORY_SHARE": share})
+@pytest.mark.parametrize(("runs", "share"), [(3, "0.333"), (1, "1"), (-1, None), (None, "0.1")])
+def test_runs_share_the_memory_of_the_machine(tmp_path: Path, runs: int | None, share: str | None) -> None:
+    import dagster as dg
+
+    settings = {} if runs is None else {"concurrency": {"runs": {"max_concurrent_runs": runs}}}
+    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=settings) as instance:
+        assert home.memory_share(instance) == ({} if share is None else {"ICEDB_MEMORY_SHARE": share})
 
 
 def test_the_public_names_are_these() -> None:

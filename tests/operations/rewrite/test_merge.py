@@ -24,6 +24,7 @@ from icedb.format.records import Marker
 from icedb.format.timing import HOUR_MS
 from icedb.operations.rewrite.merge import merge, plan_merge
 from icedb.operations.rewrite.rewriter import Rewrite, rewrite_parts
+from icedb.sql.connections import MEMORY_BYTES_MIN
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, check_sound, create_table, open_table
 from icedb.transaction.table_handle import Handle
 from tests.support.object_stores.interruptions import act_before
