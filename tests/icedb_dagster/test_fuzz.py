@@ -19,12 +19,14 @@ from tests.support.attacks.api_fuzz import SECRET, hostile_values
 
 #: Fields whose values are addresses, options or credentials.
 SECRETIVE = {"storage_options", "s3", "environment", "arguments"}
+#: Callers get objects of these classes, and make none.
+RETURNED = {"FailedRun"}
 
 
 def constructed() -> dict[str, tuple[Any, list[str], dict[str, Any]]]:
     """Name -> class, its fields, and what it needs: every public class that has fields and can be made."""
     made = {}
-    for name in icedb_dagster.__all__:
+    for name in sorted(set(icedb_dagster.__all__) - RETURNED):
         class_ = getattr(icedb_dagster, name)
         if not inspect.isclass(class_) or inspect.isabstract(class_) or issubclass(class_, dg.Component):
             continue

@@ -47,7 +47,7 @@ from icedb.testing import (
     open_table,
 )
 from icedb.transaction.append import UNANSWERED_MAX, PutOutcome, put_if_absent
-from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, commit_exclusive
+from icedb.transaction.exclusive import EXCLUSIVE_ATTEMPTS_MAX, commit_exclusive, rebases
 from icedb.util.clock import Clock
 from tests.support.object_stores.interruptions import act_after, act_before
 from tests.support.tables.fault_walk import SavedState
@@ -795,3 +795,11 @@ def test_an_exclusive_commit_without_conflict_costs_four_requests_more_than_its_
     store.requests.clear()
     table.drop_partitions(["k=0"])
     assert _cost(store) == ["list _log", "create _claims", "list _log", "create _log"]
+
+
+def test_an_attempt_that_lost_its_epoch_is_counted(world: CommitWorld) -> None:
+    (table, store), other = world.actor(), world.table()
+    act_before(store, lambda: other.drop_partitions(["k=1"]), kind="create", key="_claims/epoch-")
+    before = rebases().get(table.uri, 0)
+    table.drop_partitions(["k=0"])
+    assert rebases()[table.uri] == before + 1

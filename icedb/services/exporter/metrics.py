@@ -92,11 +92,11 @@ class ExporterMetrics(ServiceMetrics):
         tables = self._tables
         yield GaugeMetricFamily("icedb_exporter_tables", "Tables below the root.", value=len(tables.tables))
         yield GaugeMetricFamily(
-            "icedb_exporter_round_duration_seconds", "Time of the last refresh of all tables.",
+            "icedb_exporter_round_duration_seconds", "Duration of the last round over the tables.",
             value=tables.round_seconds,
         )  # fmt: skip
         yield GaugeMetricFamily(
-            "icedb_exporter_round_timestamp_seconds", "Time of the last refresh of all tables.",
+            "icedb_exporter_round_timestamp_seconds", "End of the last round over the tables.",
             value=tables.round_ms / 1000,
         )  # fmt: skip
         yield CounterMetricFamily(

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from icedb.util.lru_cache import LruCache
 from icedb_dagster.dev.doctor.locks import table_pools_of
 from icedb_dagster.locking.table_lock import POOL_TAG, table_of
 from icedb_dagster.maintenance.definitions import CRONS
@@ -38,7 +39,7 @@ ACTIVE = {
 }
 #: The runs before the start of the exporter from which the last ones are known. A `verify` may run monthly.
 HISTORY = timedelta(days=35)
-_HISTORY_RUNS_MAX = 5_000
+_HISTORY_RUNS_MAX, _SEEN_RUNS_MAX = 5_000, 20_000
 #: Runs are read again for this long after their last update, because the clocks of workers and database differ.
 _OVERLAP = timedelta(minutes=2)
 _SECONDS = (1, 5, 15, 60, 300, 900, 3_600, 7_200, 21_600)
@@ -71,8 +72,8 @@ class RunFigures:
             ("verb", "status"), registry=registry,
         )  # fmt: skip
         self._since: datetime | None = None
-        #: Ended runs since the overlap, which were counted.
-        self._seen: frozenset[str] = frozenset()
+        #: The ids of the last ended runs that were counted. Dagster may update a run after its end.
+        self._seen: LruCache[str, bool] = LruCache(_SEEN_RUNS_MAX)
 
     def read(self, instance: dg.DagsterInstance, now_ms: int) -> None:
         """Count the runs that ended since the last call, and those that are active now."""
@@ -86,7 +87,8 @@ class RunFigures:
         for record in reversed(ended):  # the newest last
             if record.dagster_run.run_id not in self._seen:
                 self._record(record, count=not first)
-        self._seen, self._since = frozenset(record.dagster_run.run_id for record in ended), now
+            self._seen.put(record.dagster_run.run_id, True)
+        self._since = now
         self._count_active(instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE), tags=_maintenance())))
 
     def _begin_at_zero(self, pools: Iterable[str]) -> None:
