@@ -125,8 +125,14 @@ def test_sql_reads_and_writes_a_table_by_a_view(spark: SparkSession, create: Cre
         then_ms = table.snapshot().as_of_ms
         counted = f"SELECT count(*) FROM habits_entry WITH (path = '{table.uri}', as_of = '{then_ms}')"
         assert spark.sql(counted).collect()[0][0] == 4
+        saved = spark.range(1).selectExpr("id AS n", "2.5D AS price").write.format("icedb").mode("append")
+        saved.option("path", table.uri).saveAsTable("habits_saved")
+        assert table.snapshot().rows == 5
+        with pytest.raises(PySparkException, match=r"InvalidOption: .*the option path is missing.*drop it"):
+            spark.table("habits_saved").count()
     finally:
         spark.sql("DROP TABLE habits_entry")
+        spark.sql("DROP TABLE IF EXISTS habits_saved")
         spark.catalog.dropTempView("habits")
 
 
