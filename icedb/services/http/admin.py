@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
@@ -14,7 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-__all__ = ["ServiceMetrics", "admin_app"]
+__all__ = ["Page", "ServiceMetrics", "admin_app"]
+
+#: A page for operators. It runs in the event loop.
+Page = Callable[[], Response | Awaitable[Response]]
 
 
 class ServiceMetrics:
@@ -48,9 +52,7 @@ class ServiceMetrics:
         counter.labels("ok" if ok else "error").inc()
 
 
-def admin_app(
-    pages: Mapping[str, Callable[[], Response]], metrics: ServiceMetrics, update_gauges: Callable[[], None]
-) -> ASGIApp:
+def admin_app(pages: Mapping[str, Page], metrics: ServiceMetrics, update_gauges: Callable[[], None]) -> ASGIApp:
     """Return the application for operators: the health checks in `pages`, by path, and metrics.
 
     `update_gauges` runs in the thread of the event loop, because it reads state of the loop.
@@ -63,9 +65,10 @@ def admin_app(
         text = await asyncio.get_running_loop().run_in_executor(executor, metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    def route(path: str, page: Callable[[], Response]) -> Route:
+    def route(path: str, page: Page) -> Route:
         async def respond(_: Request) -> Response:
-            return page()
+            response = page()
+            return await response if inspect.isawaitable(response) else response
 
         return Route(path, respond)
 
