@@ -418,16 +418,6 @@ def test_a_failing_store_is_a_finding(clock: ManualClock) -> None:
         assert problems(look(store, clock=clock, table=False)) == failed
 
 
-def user(server: S3Server, *actions: str) -> S3Server:
-    """Create a user with only these permissions."""
-    iam, name = server.client("iam"), f"user-{uuid.uuid4().hex[:8]}"
-    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
-    iam.create_user(UserName=name)
-    iam.put_user_policy(UserName=name, PolicyName="some", PolicyDocument=json.dumps(allowed))
-    key = iam.create_access_key(UserName=name)["AccessKey"]
-    return S3Server(server.endpoint, key["AccessKeyId"], key["SecretAccessKey"])
-
-
 @pytest.mark.sampled(days=3)
 @pytest.mark.s3
 @pytest.mark.parametrize(
@@ -441,7 +431,8 @@ def user(server: S3Server, *actions: str) -> S3Server:
 def test_missing_permissions_are_named(
     s3: Place, s3_server: S3Server, actions: tuple[str, ...], refused: set[str]
 ) -> None:
-    limited = replace(s3, storage_options=user(s3_server, *actions).storage_options)
+    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
+    limited = replace(s3, storage_options=s3_server.as_user(json.dumps(allowed)).storage_options)
     findings = look(store_of(limited), table=False)
     assert problems(findings) == refused
     (check,) = refused
