@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,6 +80,7 @@ def test_the_page_has_no_command_of_postgres_that_is_not_run_here() -> None:
     assert len(postgres_commands(PAGE)) == sum(len(postgres_commands(section(name))) for name in tested) == 9
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_a_dump_of_postgres_is_restored(server: dict[str, str], instance: Any) -> None:
     dump, *restore = postgres_commands(section("Postgres is lost"))
@@ -96,6 +98,7 @@ def test_a_dump_of_postgres_is_restored(server: dict[str, str], instance: Any) -
     run(server, *postgres_commands(section("The disk is full")))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_the_password_of_postgres_is_changed(server: dict[str, str], instance: Any) -> None:
     [change] = postgres_commands(section("Keys are rotated"))
@@ -106,6 +109,7 @@ def test_the_password_of_postgres_is_changed(server: dict[str, str], instance: A
     run(new, change.replace("the-new-one", server["PGPASSWORD"]))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.dagster
 def test_the_slot_of_a_run_without_a_worker_is_freed(instance: Any) -> None:
     [program] = re.findall(r"^ *```python free-slot\n(.*?)^ *```$", PAGE, flags=re.DOTALL | re.MULTILINE)
@@ -139,6 +143,7 @@ def utc(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 @pytest.mark.process
 def test_deleted_objects_are_restored_from_the_versions_of_a_bucket(s3_server: S3Server) -> None:
@@ -167,6 +172,38 @@ def test_deleted_objects_are_restored_from_the_versions_of_a_bucket(s3_server: S
     again = icedb.Table.open(uri, storage_options=s3_server.storage_options)
     assert again.verify(deep=True).problems == ()
     assert again.query("SELECT n FROM t ORDER BY n").fetchall() == rows
+
+
+@pytest.mark.sampled(days=3)
+@pytest.mark.s3
+@pytest.mark.process
+def test_a_table_is_restored_from_a_copy_in_another_bucket(s3_server: S3Server) -> None:
+    client, names = s3_server.client(), {name: f"icedb-{name}-{uuid.uuid4().hex[:8]}" for name in ("lake", "backup")}
+    for name in names.values():
+        client.create_bucket(Bucket=name)
+    uri = f"s3://{names['lake']}/events"
+    table = icedb.Table.create(uri, partition_by=["day"], storage_options=s3_server.storage_options)
+    for n in range(3):
+        table.insert([{"day": "a", "n": n}])
+    stored = keys(client, names["lake"])
+    for key in stored:
+        client.copy({"Bucket": names["lake"], "Key": key}, names["backup"], key)
+    client.delete_objects(Bucket=names["lake"], Delete={"Objects": [{"Key": key} for key in stored]})
+    commands = re.findall(r"^ *(aws s3 sync .*)$", PAGE, flags=re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        words = command.replace("s3://lake", f"s3://{names['lake']}").replace("s3://backup", f"s3://{names['backup']}")
+        done = subprocess.run(
+            [Path(sys.executable).with_name("aws"), *words.split()[1:], "--endpoint-url", s3_server.endpoint],
+            env={**os.environ, **s3_server.storage_options},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    again = icedb.Table.open(uri, storage_options=s3_server.storage_options)
+    assert again.verify(deep=True).problems == ()
+    assert again.query("SELECT sum(n) FROM t").fetchall() == [(3,)]
 
 
 def keys(client: Any, bucket: str) -> list[str]:

@@ -26,7 +26,7 @@ from icedb.table import Table
 
 __all__ = ["serve"]
 
-_STOPPING = "the service is stopping"
+_NOT_SERVING = "the service is starting or stopping"
 
 
 def serve(path: Path, *, on_ready: Callable[[str], None]) -> None:
@@ -63,7 +63,7 @@ async def _serve(path: Path, config: ProxyConfig, process: ServiceProcess, on_re
         closing.callback(readiness.close)
 
         async def not_ready_reasons() -> Sequence[str]:
-            return await readiness.reasons() if server.started and not server.should_exit else (_STOPPING,)
+            return await readiness.reasons() if server.started and not server.should_exit else (_NOT_SERVING,)
 
         app = ProxyApp(
             settings,

@@ -220,6 +220,7 @@ def test_the_tenants_can_be_changed_without_a_restart(world: OnePartTable, tmp_p
         assert "Traceback" not in proxy.errors()
 
 
+@pytest.mark.sampled(days=3)
 def test_it_is_not_ready_without_its_tables(tmp_path: Path) -> None:
     tables = [Table.create(tmp_path / name).uri for name in ("first", "second")]
     buckets = "".join(f'[[tenant.bucket]]\nname = "bucket{n}"\ntable = "{table}"\n' for n, table in enumerate(tables))

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 __all__ = ["TableReadiness"]
 
@@ -34,6 +33,8 @@ class TableReadiness:
         self._open_table = open_table
         self._threads = ThreadPoolExecutor(TABLES_MAX, "icedb ready")
         self._opened_last = ""
+        #: How many tables the next check skips.
+        self._skip = 0
         self._checked_at = float("-inf")
         self._reasons: tuple[str, ...] = ()
         self._check: asyncio.Task[None] | None = None
@@ -59,15 +60,20 @@ class TableReadiness:
         began, reasons = loop.time(), []
         tables = dict.fromkeys(self._tables())
         first = [self._opened_last] if self._opened_last in tables else []
-        others = list(islice((table for table in tables if table not in first), TABLES_MAX - len(first)))
+        others = [table for table in tables if table not in first]
+        others = [*others[self._skip :], *others[: self._skip]][: TABLES_MAX - len(first)]
         for batch in filter(None, (first, others)):
             results = await asyncio.gather(*(loop.run_in_executor(self._threads, self._try, it) for it in batch))
             reasons += [reason for reason in results if reason]
             if opened := [table for table, reason in zip(batch, results, strict=True) if not reason]:
                 self._opened_last, reasons = opened[0], []
                 break
-        if bool(reasons) != bool(self._reasons):
-            logger.error("not ready: %s", "; ".join(reasons)) if reasons else logger.info("ready again")
+        else:  # the next check tries others
+            self._skip = (self._skip + len(others)) % max(len(tables), 1)
+        if reasons and not self._reasons:
+            logger.error("not ready: %s", "; ".join(reasons))
+        elif self._reasons and not reasons:
+            logger.info("ready again")
         self._reasons, self._checked_at = tuple(reasons), began
 
     def _try(self, table: str) -> str:
