@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 import icedb
 from icedb.services.http.health import HEALTH_PATH, READY_PATH
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
-from tests.support.site.compose_file import DEPLOY
+from tests.support.site.compose_file import DEPLOY, load, read_env
 from tests.support.site.pages import ROOT
 
 PROGRAMS = Path(sys.executable).parent
@@ -54,6 +54,22 @@ def test_a_unit_has_limits_and_no_secret(unit: Path) -> None:
     assert any(line.startswith("MemoryMax=") for line in lines)
     assert ("Restart=always" in lines) == ("Type=oneshot" not in lines)
     assert not any(re.match(r"Environment=.*(PASSWORD|SECRET|KEY)", line) for line in lines)
+
+
+@pytest.mark.parametrize("service", ["code", "webserver", "daemon", "proxy", "ingest"])
+def test_a_unit_runs_the_command_of_the_compose_file(service: str) -> None:
+    """Other tests run that command as a process."""
+    lines = (DEPLOY / "systemd" / f"icedb-{service}.service").read_text().splitlines()
+    [command] = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
+    for here, in_container in (
+        ("/opt/icedb/bin/", ""),
+        ("127.0.0.1", "0.0.0.0"),
+        ("/etc/icedb/workspace", "/opt/dagster/workspace"),
+        ("${PROJECT_PACKAGE}", "shop"),
+    ):
+        command = command.replace(here, in_container)
+    example = read_env(DEPLOY / ".env.example") | {"POSTGRES_PASSWORD": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    assert command.split() == load(example | {"PROJECT_PACKAGE": "shop"})["services"][service]["command"]
 
 
 # ------------------------------------------------------------------------------------------ locked dependencies

@@ -21,7 +21,7 @@ from icedb_dagster.dev.doctor.disk import examine_disks
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
-from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs
+from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs, read_late_runs
 from icedb_dagster.dev.doctor.runs import judge_backlog, judge_runs, read_backlog, read_started
 from icedb_dagster.dev.doctor.store import examine_store
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
@@ -91,7 +91,9 @@ def _examine_instance(
         parts["pools"] = lambda: _examine_pools(instance, code, settings, clock)
     parts["runs"] = lambda: judge_runs(read_started(instance))
     parts["backlog"] = lambda: [judge_backlog(read_backlog(instance, clock), clock)]
-    parts["maintenance"] = lambda: judge_maintenance(read_failed_jobs(instance, clock), clock)
+    parts["maintenance"] = lambda: judge_maintenance(
+        read_failed_jobs(instance, clock), read_late_runs(instance, clock), clock
+    )
     parts["automation"] = lambda: judge_automations(read_automations(instance, code.automations, clock), clock)
     parts["daemon"] = lambda: judge_daemon(
         instance.get_required_daemon_types(),

@@ -1,4 +1,4 @@
-"""Checks of maintenance runs: the last ended run of each job of a table succeeded."""
+"""Checks of maintenance runs: the last ended run of each job of a table succeeded, and none waits for hours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.project.workspace import first_cause
 from icedb_dagster.maintenance.definitions import TABLE_TAG, VERB_TAG
 
-__all__ = ["FailedJob", "judge_maintenance", "read_failed_jobs"]
+__all__ = ["FailedJob", "LateRun", "judge_maintenance", "read_failed_jobs", "read_late_runs"]
 
 # A failing job that runs daily has failed within them.
 DAYS = 7
+# Most runs take a minute. Run monitoring ends them after six hours.
+LATE_S = 3600
 # A page of the newest failed runs. The sensor repeats a failing job at least hourly.
 _PAGE = 500
 _RUNS_MAX = 5_000
@@ -40,6 +42,30 @@ class FailedJob:
     error: str
     #: Whether neither a schedule nor a sensor started it.
     by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LateRun:
+    """A maintenance run that has been queued or started for long, since a time in unix seconds."""
+
+    table: str
+    verb: str
+    run_id: str
+    status: str
+    since_s: float
+
+
+def read_late_runs(instance: dg.DagsterInstance, clock: Clock) -> list[LateRun]:
+    """Return the maintenance runs that have been queued or started for over an hour, the oldest first."""
+    wanted = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])
+    late = []
+    for record in instance.get_run_records(wanted, limit=_PAGE, ascending=True):
+        run = record.dagster_run
+        since_s = record.start_time or record.create_timestamp.timestamp()
+        if VERB_TAG in run.tags and since_s < clock.now_ms() / 1000 - LATE_S:
+            table, status = run.tags.get(TABLE_TAG, ""), run.status.value.lower()
+            late.append(LateRun(table, run.tags[VERB_TAG], run.run_id, status, since_s))
+    return late
 
 
 def read_failed_jobs(instance: dg.DagsterInstance, clock: Clock) -> list[FailedJob]:
@@ -89,9 +115,17 @@ def _error(instance: dg.DagsterInstance, run_id: str) -> str:
     return events[0].message or "no reason given" if events else "no reason given"
 
 
-def judge_maintenance(jobs: Sequence[FailedJob], clock: Clock) -> list[DoctorFinding]:
-    """Judge the maintenance jobs whose last run failed. A user who started a run by hand may know of its failure."""
+def judge_maintenance(jobs: Sequence[FailedJob], late: Sequence[LateRun], clock: Clock) -> list[DoctorFinding]:
+    """Judge the maintenance jobs whose last run failed, and late runs.
+
+    A user who started a run by hand may know of its failure.
+    """
     findings = []
+    for run in late:
+        age = duration_text(clock.now_ms() - 1000 * run.since_s)
+        found = f"{run.verb} of {run.table}: run {run.run_id} has been {run.status} for {age}"
+        remedy = "see its log, and which run holds the lock of the table; terminate a run that hangs"
+        findings.append(warning("maintenance", found, remedy, since_s=run.since_s))
     for job in sorted(jobs, key=lambda job: (job.table, job.verb)):
         age = duration_text(clock.now_ms() - 1000 * job.failed_s)
         failures = f"its last {job.failures} runs" if job.failures > 1 else "its last run"
@@ -99,4 +133,4 @@ def judge_maintenance(jobs: Sequence[FailedJob], clock: Clock) -> list[DoctorFin
         remedy = "correct the error and start the job again; a run that succeeds ends this finding"
         judged = warning if job.by_hand else problem
         findings.append(judged("maintenance", found, remedy, since_s=job.failed_s))
-    return findings or [ok("maintenance", f"no job of a table failed at its last run, in {DAYS} days")]
+    return findings or [ok("maintenance", f"no job of a table is late, or failed at its last run in {DAYS} days")]

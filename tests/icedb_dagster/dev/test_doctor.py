@@ -30,7 +30,7 @@ from icedb_dagster.dev.doctor.database import judge_schema, judge_server
 from icedb_dagster.dev.doctor.disk import judge_free_space
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import Holder, judge_holders, judge_limits
-from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs
+from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs, read_late_runs
 from icedb_dagster.dev.doctor.runs import Backlog, judge_backlog, judge_runs, read_backlog
 from icedb_dagster.dev.doctor.store import examine_store, judge_clock
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
@@ -263,7 +263,7 @@ def test_a_job_of_a_table_that_fails_is_reported_until_a_run_succeeds(tmp_path: 
             return merge.execute_in_process(instance=instance, raise_on_error=False, tags=tags).run_id
 
         def findings() -> list[DoctorFinding]:
-            return judge_maintenance(read_failed_jobs(instance, clock), clock)
+            return judge_maintenance(read_failed_jobs(instance, clock), read_late_runs(instance, clock), clock)
 
         assert [f.status for f in findings()] == ["ok"]
         run()
@@ -277,6 +277,21 @@ def test_a_job_of_a_table_that_fails_is_reported_until_a_run_succeeds(tmp_path: 
         icedb.Table.create(tmp_path / "events")
         run()
         assert [f.status for f in findings()] == ["ok"]
+
+
+def test_a_run_of_a_table_that_waits_for_hours_is_reported() -> None:
+    clock, tags = ManualClock(SystemClock().now_ms()), {"icedb/table": "events", "icedb/verb": "cleanup"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = dg.GraphDefinition("events_cleanup").to_job()
+        for each in (tags, {}):
+            instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=each)
+        assert read_late_runs(instance, clock) == []
+        clock.advance(2 * 3_600_000)
+        (late,) = judge_maintenance([], read_late_runs(instance, clock), clock)
+    assert late.status == "warning"
+    assert "cleanup of events: run " in late.found
+    assert " has been started for 1 h 59 min" in late.found or " has been started for 2 h" in late.found
+    assert late.since
 
 
 def test_queued_runs_are_counted_from_the_oldest() -> None:
