@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-iceberg bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint format clean
+.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-iceberg bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint lock format clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -141,6 +141,12 @@ lint: $(VENV)/.installed-dev  ## Run linters and check strict types
 	@test -x $(BIN)/hadolint && $(BIN)/hadolint deploy/Dockerfile || { test ! -x $(BIN)/hadolint && echo "hadolint is not available for this system, so the Dockerfile is not checked"; }
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yaml
 	@$(BIN)/python -m compileall -q icedb icedb_dagster pyspark_icedb spark_jobs examples benchmarks docs_site release tests
+
+lock: $(VENV)/.installed-dev  ## Update deploy/lock: the versions and digests of the images' dependencies
+	@for image in "platform dagster exporter spark" "service proxy ingest"; do set -- $$image; name=$$1; shift; \
+	  $(BIN)/uv pip compile pyproject.toml $$(printf -- '--extra %s ' "$$@") --output-file deploy/lock/$$name.txt --upgrade --quiet \
+	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	    --python-version 3.11 --python-platform x86_64-manylinux_2_28 || exit 1; done
 
 format: $(VENV)/.installed-dev  ## Format the code
 	@$(BIN)/ruff format .

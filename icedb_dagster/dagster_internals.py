@@ -52,6 +52,7 @@ INTERNALS = {
         Internal("dagster._core.workspace.load_target", "InProcessWorkspaceLoadTarget", _CODE),
         Internal("dagster._core.workspace.context", "WorkspaceProcessContext", _CODE),
         Internal("dagster._grpc.server", "LoadedRepositories", _CODE),
+        Internal("dagster._utils.schedules", "reverse_cron_string_iterator", "check whether schedules are late"),
     )
 }
 

@@ -190,10 +190,11 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check the instance, Postgres, pools, run monitoring, the daemon and the access to the store, and print remedies.
+    """Check the platform and the access to the store, and print remedies.
 
-    In the store, the doctor writes, reads and deletes an object of its own. Exit status: 0 without problems (warnings
-    do not count), 1 with problems, 2 if the check could not run.
+    The platform is the instance, Postgres, pools, run monitoring, the daemon, queued and failed runs, schedules and
+    sensors. In the store, the doctor writes, reads and deletes an object of its own. Exit status: 0 without problems
+    (warnings do not count), 1 with problems, 2 if the check could not run.
     """
     try:
         findings = examine(project_dir, tables=table or (), watch_s=WATCH_S if watch else 0)

@@ -27,7 +27,7 @@ from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.sensors import commits_sensor as build_commits_sensor
 from icedb_dagster.sensors import maintenance_sensor as build_maintenance_sensor
 
-__all__ = ["CRONS", "MAX_RUNTIME_S", "EngineName", "Lock", "build_table_definitions"]
+__all__ = ["CRONS", "MAX_RUNTIME_S", "TABLE_TAG", "VERB_TAG", "EngineName", "Lock", "build_table_definitions"]
 
 EngineName = Literal["in_process", "spark"]
 Lock = Literal["pool", "claim"]
@@ -53,6 +53,8 @@ CRONS: Mapping[str, str | None] = {
 MAX_RUNTIME_S = 6 * 3600
 _SENSOR = MaintenanceSensor()
 
+#: The tags of a maintenance run: the table's name in names of jobs, and the verb.
+TABLE_TAG, VERB_TAG = "icedb/table", "icedb/verb"
 # The daemon dequeues runs with a higher number first. So does a pool.
 PRIORITY_TAG = "dagster/priority"
 # Run monitoring terminates a run after this many seconds.
@@ -225,7 +227,7 @@ def _checks_job(plan: _Plan, checks: dg.AssetChecksDefinition) -> Any:
         selection=dg.AssetSelection.checks(*checks.check_keys),
         description="Runs the checks of the table. Changes nothing.",
         executor_def=dg.in_process_executor,
-        tags={"icedb/table": plan.name, "icedb/verb": "checks", **plan.tags},
+        tags={TABLE_TAG: plan.name, VERB_TAG: "checks", **plan.tags},
     )
 
 
@@ -245,8 +247,8 @@ def _job(plan: _Plan, verb: MaintenanceVerb[Any], lock: dg.OpDefinition | None) 
     return graph.to_job(
         executor_def=dg.in_process_executor,
         tags={
-            "icedb/table": plan.name,
-            "icedb/verb": verb.name,
+            TABLE_TAG: plan.name,
+            VERB_TAG: verb.name,
             PRIORITY_TAG: str(verb.priority),
             **queued,
             **plan.tags,
@@ -289,7 +291,7 @@ def _work_op(plan: _Plan, verb: MaintenanceVerb[Any], pool: str | None) -> dg.Op
         outs={"result": dg.Out(dg.Nothing)},
         config_schema=verb.config_schema,
         required_resource_keys={plan.resource_key} | ({spark_key} if spark_key is not None else set()),
-        tags={"icedb/table": plan.name},
+        tags={TABLE_TAG: plan.name},
     )
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ FILLED = read_env(DEPLOY / ".env.example") | {"POSTGRES_PASSWORD": "of-postgres"
 COMPOSE = load(FILLED)
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {"setup", "code", "webserver", "daemon", "exporter", "doctor"}
+#: Services of the other image, which need no Dagster.
+APART = {"proxy", "ingest"}
 WEED = shutil.which("weed", path=f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}")
 LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
@@ -72,7 +75,7 @@ def test_the_compose_file_is_valid(tmp_path: Path) -> None:
 
 def test_the_dependencies_of_a_service_exist_and_can_be_met() -> None:
     waits = [(name, *wait) for name, service in SERVICES.items() for wait in service.get("depends_on", {}).items()]
-    assert {name for name, *_ in waits} == OURS
+    assert {name for name, *_ in waits} == OURS | APART
     for _, awaited, how in waits:
         target = SERVICES[awaited]
         if how["condition"] == "service_healthy":
@@ -86,13 +89,27 @@ def test_the_dependencies_of_a_service_exist_and_can_be_met() -> None:
 
 def test_no_service_listens_on_other_interfaces() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published.keys() == {"webserver", "s3", "exporter"}
+    assert published.keys() == {"webserver", "s3", "exporter", *APART}
     for ports in published.values():
         assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
     assert not any(service.get("network_mode") or service.get("privileged") for service in SERVICES.values())
     # Other containers reach only the part of the S3 server that requires keys.
     addresses = [word for word in SERVICES["s3"]["command"] if "ip" in word]
     assert addresses == ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.ip.bind=0.0.0.0"]
+
+
+def test_the_services_for_clients_are_checked_and_write_nothing_to_their_image() -> None:
+    for name in APART:
+        service = SERVICES[name]
+        assert service["profiles"] == [name]
+        assert service["networks"] == ["lake"]
+        assert service["read_only"]
+        assert "http://127.0.0.1:9090/ready" in service["healthcheck"]["test"][-1]
+        assert "ICEDB_DAGSTER_POSTGRES_URL" not in service["environment"]
+        config = next(word for word in service["command"] if word.startswith("--config=/etc/icedb/"))
+        settings = tomllib.loads((DEPLOY / "services" / config.rpartition("/")[2]).read_text())
+        assert settings["server"] == {"listen": "0.0.0.0:8080", "admin_listen": "0.0.0.0:9090"}
+        assert service["ports"][0].endswith(":8080")
 
 
 def test_services_without_tables_have_no_access_to_them() -> None:
@@ -110,7 +127,7 @@ def test_every_service_has_limited_memory_logs_and_rights() -> None:
         assert service.get("restart") in {"no", "unless-stopped"}, name
         if name != "s3":  # its program drops its rights itself
             assert service["cap_drop"] == ["ALL"], name
-    images = {service["image"] for name, service in SERVICES.items() if name not in OURS}
+    images = {service["image"] for name, service in SERVICES.items() if name not in OURS | APART}
     assert all(re.search(r":\d+\.\d+", image) for image in images), "pinned to a release"
     assert "deploy" not in SERVICES["daemon"]
     assert "scale" not in SERVICES["daemon"]
@@ -162,25 +179,30 @@ def test_the_sources_of_the_image_exist() -> None:
     build = SERVICES["code"]["build"]
     contexts = {"": DEPLOY / build["context"]}
     contexts |= {name: DEPLOY / path for name, path in build["additional_contexts"].items()}
+    stages = {words[3] for words in dockerfile() if words[0] == "FROM"}
     copies = [words[1:] for words in dockerfile() if words[0] == "COPY"]
     for words in copies:
         options = dict(word.removeprefix("--").split("=") for word in words if word.startswith("--"))
-        if options.get("from") == "build":
+        if options.get("from") in stages:
             continue
         for source in [word for word in words if not word.startswith("--")][:-1]:
             name = source.replace("${PROJECT_PACKAGE}", build["args"]["PROJECT_PACKAGE"])
             assert (contexts[options.get("from", "")] / name).exists(), name
             assert options.get("from") or f"!{name}" in ignored, f"{name} is left out by Dockerfile.dockerignore"
-    assert len(copies) == 10
+    assert len(copies) == 12
     assert (DEPLOY / build["dockerfile"].removeprefix("deploy/")).is_file()
     assert all(SERVICES[name]["build"] == build for name in OURS)
+    for name in OURS | APART:
+        assert SERVICES[name]["build"]["target"] in stages
+        lock = SERVICES[name]["build"]["args"].get("LOCK", "platform")
+        assert (DEPLOY / "lock" / f"{lock}.txt").is_file()
     assert COMPOSE["configs"]["workspace"]["file"] == "workspace.yaml"
 
 
 @pytest.mark.process
 def test_the_image_does_not_run_as_root_and_passes_the_linter() -> None:
     users = [words[1] for words in dockerfile() if words[0] == "USER"]
-    assert users == ["10001"]
+    assert users == ["10001", "10001"]
     hadolint = PROGRAMS / "hadolint"
     if not hadolint.exists():
         pytest.skip("there is no hadolint for this system")

@@ -39,23 +39,9 @@ def bucket(s3_server: Any) -> str:
     return name
 
 
-def options_of(server: Any, name: str, document: str) -> dict[str, str]:
-    """Return the storage options of a user with only that policy."""
-    iam = server.client("iam")
-    user = f"{name}-{uuid.uuid4().hex[:8]}"
-    iam.create_user(UserName=user)
-    iam.put_user_policy(UserName=user, PolicyName=name, PolicyDocument=document)
-    key = iam.create_access_key(UserName=user)["AccessKey"]
-    return {
-        **server.storage_options,
-        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
-        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
-    }
-
-
 @pytest.mark.sampled(days=3)
 def test_a_reader_reads_that_table_and_changes_nothing(s3_server: Any, bucket: str) -> None:
-    reader = options_of(s3_server, "reader", policy("reader", bucket))
+    reader = s3_server.as_user(policy("reader", bucket)).storage_options
     table = icedb.Table.open(f"s3://{bucket}/events", storage_options=reader)
     rows = table.snapshot().rows
     assert table.query("SELECT count(*) FROM t").fetchall() == [(rows,)]
@@ -75,7 +61,7 @@ def test_a_reader_reads_that_table_and_changes_nothing(s3_server: Any, bucket: s
 
 @pytest.mark.sampled(days=3)
 def test_an_appender_appends_and_deletes_nothing(s3_server: Any, bucket: str) -> None:
-    appender = options_of(s3_server, "appender", policy("appender", bucket))
+    appender = s3_server.as_user(policy("appender", bucket)).storage_options
     table = icedb.Table.open(f"s3://{bucket}/events", storage_options=appender)
     before = table.snapshot().rows or 0
     assert table.insert([{"n": 3, "text": "c"}]).rows == 1

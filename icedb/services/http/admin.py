@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -15,12 +16,13 @@ from starlette.types import ASGIApp
 
 from icedb.services.http.metrics import ServiceMetrics
 
-__all__ = ["admin_app"]
+__all__ = ["Page", "admin_app"]
+
+#: A page for operators. It runs in the event loop.
+Page = Callable[[], Response | Awaitable[Response]]
 
 
-def admin_app(
-    pages: Mapping[str, Callable[[], Response]], metrics: ServiceMetrics, update_gauges: Callable[[], None]
-) -> ASGIApp:
+def admin_app(pages: Mapping[str, Page], metrics: ServiceMetrics, update_gauges: Callable[[], None]) -> ASGIApp:
     """Return the application for operators: the health checks in `pages`, by path, and metrics.
 
     `update_gauges` runs in the thread of the event loop, because it reads state of the loop.
@@ -33,9 +35,10 @@ def admin_app(
         text = await asyncio.get_running_loop().run_in_executor(executor, metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    def route(path: str, page: Callable[[], Response]) -> Route:
+    def route(path: str, page: Page) -> Route:
         async def respond(_: Request) -> Response:
-            return page()
+            response = page()
+            return await response if inspect.isawaitable(response) else response
 
         return Route(path, respond)
 

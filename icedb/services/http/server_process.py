@@ -21,9 +21,8 @@ from io import FileIO
 from typing import Any
 
 import uvloop
-from starlette.responses import Response
 
-from icedb.services.http.admin import admin_app
+from icedb.services.http.admin import Page, admin_app
 from icedb.services.http.config_reload import WatchedFile, reload_on_change
 from icedb.services.http.connections import ADMIN_CONNECTIONS, HttpServer
 from icedb.services.http.log_lines import LineWriter, TextLines
@@ -55,7 +54,7 @@ class ServiceProcess:
         server: HttpServer,
         tenants: WatchedFile[Any],
         metrics: ClientServiceMetrics,
-        pages: Mapping[str, Callable[[], Response]],
+        pages: Mapping[str, Page],
         update_gauges: Callable[[], None],
         on_ready: Callable[[str], None],
     ) -> None:

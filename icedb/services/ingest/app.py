@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from icedb.services.http.health import CLIENT_HEALTH_PATH, CLIENT_READY_PATH, client_document
 from icedb.services.http.log_lines import LineSink
 from icedb.services.http.trace_context import trace_context
 from icedb.services.ingest.access_log import IngestAccessRecord, access_line
@@ -27,11 +28,10 @@ from icedb.services.ingest.response import check_head, commit_id, send_json
 from icedb.services.ingest.table_writers import TableWriters
 from icedb.util.clock import SystemClock
 
-__all__ = ["HEALTH_PATH", "READY_PATH", "IngestApp"]
+__all__ = ["IngestApp"]
 
 logger = logging.getLogger("icedb.ingest")
 
-HEALTH_PATH, READY_PATH = "/healthz", "/readyz"
 #: Maximum size of an unauthenticated body that is read and discarded, so that the client receives the response.
 _UNAUTHENTICATED_BYTES_MAX = 64 * 1024
 _UNAUTHENTICATED_SECONDS = 1.0
@@ -65,7 +65,7 @@ class IngestApp:
         """Respond to one request."""
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
-        if scope["path"] in (HEALTH_PATH, READY_PATH) and scope["method"] in ("GET", "HEAD"):
+        if scope["path"] in (CLIENT_HEALTH_PATH, CLIENT_READY_PATH) and scope["method"] in ("GET", "HEAD"):
             await self._send_health(scope, send)
             return
         exchange = self._exchange(scope, receive)
@@ -160,7 +160,7 @@ class IngestApp:
 
     async def _send_health(self, scope: Scope, send: Send) -> None:
         """Respond to a health check. The response has no reasons, because any client can send the request."""
-        ok = scope["path"] == HEALTH_PATH or not self.not_ready_reasons()
-        document = {"status": "ok" if ok else "not ready"}
+        ok = scope["path"] == CLIENT_HEALTH_PATH or not self.not_ready_reasons()
         head, timeout_ms = scope["method"] == "HEAD", self._settings.send_timeout_ms
+        document = client_document(ok)
         await send_json(send, 200 if ok else 503, document, [_CLOSE_HEADER], head=head, timeout_ms=timeout_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -41,7 +42,7 @@ def commit_id(key: str | None, created_ms: int | None) -> str | None:
 
 
 async def send_json(
-    send: Send, status: int, document: dict[str, Any], headers: list[tuple[str, str]], *, head: bool, timeout_ms: int
+    send: Send, status: int, document: Mapping[str, Any], headers: list[tuple[str, str]], *, head: bool, timeout_ms: int
 ) -> None:
     """Send a response. If the client does not read it in time, stop; the server then closes the connection."""
     body = _encode(document) + b"\n"

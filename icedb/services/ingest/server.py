@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from icedb.services.http.connections import HttpServer
+from icedb.services.http.health import HEALTH_PATH, READY_PATH, health_response
 from icedb.services.http.server_process import ServiceProcess, background_task, open_service_process
-from icedb.services.ingest.app import HEALTH_PATH, READY_PATH, IngestApp
+from icedb.services.ingest.app import IngestApp
 from icedb.services.ingest.config.config_file import load_config
 from icedb.services.ingest.config.settings import IngestConfig, IngestSettings
 from icedb.services.ingest.config.tenant_directory import TenantsFile
@@ -53,13 +53,8 @@ async def _serve(
     )
     server = _IngestServer(app, settings, writers)
 
-    def health() -> Response:
-        return _document({"status": "ok"})
-
     def ready() -> Response:
-        reasons = app.not_ready_reasons()
-        document = {"status": "not ready", "reasons": reasons} if reasons else {"status": "ok"}
-        return _document(document, 503 if reasons else 200)
+        return health_response(app.not_ready_reasons())
 
     def update_gauges() -> None:
         metrics.held_bytes.set(app.body_memory.bytes)
@@ -69,7 +64,7 @@ async def _serve(
             server,
             TenantsFile(path, config, app.set_tenants),
             metrics,
-            {HEALTH_PATH: health, READY_PATH: ready},
+            {HEALTH_PATH: health_response, READY_PATH: ready},
             update_gauges,
             lambda addresses: on_ready(
                 f"icedb ingest: {addresses}; tables: {len(config.tables)}, tenants: {len(config.tenants)}"
@@ -88,7 +83,3 @@ class _IngestServer(HttpServer):
         """Stop accepting connections, commit pending rows, and wait for responses in progress."""
         async with background_task(self._writers.flush_until_cancelled()):
             await super().shutdown(sockets)
-
-
-def _document(document: Mapping[str, object], status: int = 200) -> Response:
-    return Response(msgspec.json.encode(document) + b"\n", status, media_type="application/json")

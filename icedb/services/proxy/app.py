@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from icedb.errors import IceDBError
+from icedb.services.http.health import CLIENT_HEALTH_PATH, CLIENT_READY_PATH, client_document
 from icedb.services.http.log_lines import LineSink
 from icedb.services.http.trace_context import trace_context
 from icedb.services.proxy.access_log import ProxyAccessRecord, access_line
@@ -41,12 +43,10 @@ from icedb.services.proxy.signing import AuthenticatedCaller, authenticate
 from icedb.storage.obstore_store import ObjectNotFound, open_stream
 from icedb.util.clock import Clock, SystemClock
 
-__all__ = ["HEALTH_PATH", "ProxyApp"]
+__all__ = ["ProxyApp"]
 
 logger = logging.getLogger("icedb.proxy")
 
-#: Not a valid name of a bucket.
-HEALTH_PATH = "/-/health"
 # Codes that are logged for the operator. The reason was logged before.
 _SERVER_ERRORS = frozenset({"InternalError", "ServiceUnavailable"})
 # An unauthenticated client gets one response on a connection, so that it cannot occupy the connection.
@@ -87,6 +87,7 @@ class ProxyApp:
         *,
         iceberg: IcebergSettings | None = None,
         clock: Clock | None = None,
+        not_ready_reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
         self._settings = settings
         self._directory = directory
@@ -94,6 +95,7 @@ class ProxyApp:
         self._metrics = metrics
         self._access_log = access_log
         self._clock = clock or SystemClock()
+        self._not_ready_reasons = not_ready_reasons
         redirect_for = timedelta(milliseconds=settings.redirect_expires_ms) if settings.redirect else None
         metadata = None if iceberg is None else MetadataCatalog(tables, iceberg)
         self._operations = Operations(tables, Listings(tables), settings.region, redirect_for, metadata)
@@ -105,10 +107,8 @@ class ProxyApp:
         """Respond to one request."""
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
-        if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
-            headers = (("content-type", "text/plain"), _CLOSE_HEADER)
-            with suppress(TimeoutError):
-                await self._send(send, S3Response(headers=headers, body=b"ok\n"))
+        if scope["path"] in (CLIENT_HEALTH_PATH, CLIENT_READY_PATH) and scope["method"] in ("GET", "HEAD"):
+            await self._send_health(scope, send)
             return
         client = scope.get("client") or ("", 0)
         exchange = _Exchange(
@@ -120,6 +120,15 @@ class ProxyApp:
         finally:
             self._metrics.in_progress.dec()
             self._record(exchange)
+
+    async def _send_health(self, scope: Scope, send: Send) -> None:
+        """Respond to a health check. The response has no reasons, because any client can send the request."""
+        reasons = self._not_ready_reasons if scope["path"] == CLIENT_READY_PATH else None
+        ok = reasons is None or not await reasons()
+        body = msgspec.json.encode(client_document(ok)) + b"\n"
+        headers = (("content-type", "application/json"), _CLOSE_HEADER)
+        with suppress(TimeoutError):
+            await self._send(send, S3Response(200 if ok else 503, headers=headers, body=body))
 
     async def _handle(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
         try:

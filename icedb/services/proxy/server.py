@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from icedb.services.http.connections import HttpServer
+from icedb.services.http.health import HEALTH_PATH, READY_PATH, health_response
 from icedb.services.http.server_process import ServiceProcess, open_service_process
 from icedb.services.proxy.app import ProxyApp
+from icedb.services.proxy.catalog.readiness import TableReadiness
 from icedb.services.proxy.catalog.table_catalog import TableCatalog
 from icedb.services.proxy.config.config_file import load_config
 from icedb.services.proxy.config.control_plane import ControlPlane
@@ -20,8 +22,11 @@ from icedb.services.proxy.config.tenants import KeyOwner, TenantDirectory
 from icedb.services.proxy.limits import TenantLimiter
 from icedb.services.proxy.metrics import ProxyMetrics
 from icedb.services.proxy.s3.s3_errors import S3Error
+from icedb.table import Table
 
 __all__ = ["serve"]
+
+_NOT_SERVING = "the service is starting or stopping"
 
 
 def serve(path: Path, *, on_ready: Callable[[str], None]) -> None:
@@ -52,16 +57,28 @@ async def _serve(path: Path, config: ProxyConfig, process: ServiceProcess, on_re
             observer=metrics,
         )
         closing.callback(tables.close)
-        app = ProxyApp(settings, chain, tables, TenantLimiter(), metrics, process.access_lines, iceberg=config.iceberg)
+        readiness = TableReadiness(
+            lambda: directory.tables, lambda table: Table.open(table, storage_options=config.storage_options)
+        )
+        closing.callback(readiness.close)
+
+        async def not_ready_reasons() -> Sequence[str]:
+            return await readiness.reasons() if server.started and not server.should_exit else (_NOT_SERVING,)
+
+        app = ProxyApp(
+            settings,
+            chain,
+            tables,
+            TenantLimiter(),
+            metrics,
+            process.access_lines,
+            iceberg=config.iceberg,
+            not_ready_reasons=not_ready_reasons,
+        )
         server = HttpServer(app, settings, tls=True)
 
-        def health() -> Response:
-            return PlainTextResponse("ok\n")
-
-        def ready() -> Response:
-            if server.started and not server.should_exit:
-                return PlainTextResponse("ok\n")
-            return PlainTextResponse("stopping\n", status_code=503)
+        async def ready() -> Response:
+            return health_response(await not_ready_reasons())
 
         def update_gauges() -> None:
             metrics.tables_open.set(tables.open_count)
@@ -72,7 +89,7 @@ async def _serve(path: Path, config: ProxyConfig, process: ServiceProcess, on_re
             server,
             directory,
             metrics,
-            {"/health": health, "/ready": ready},
+            {HEALTH_PATH: health_response, READY_PATH: ready},
             update_gauges,
             lambda addresses: on_ready(f"icedb proxy: {addresses}; tenants in the file: {len(config.tenants)}"),
         )

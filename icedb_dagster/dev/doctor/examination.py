@@ -14,13 +14,15 @@ from icedb.format.timing import Timing
 from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import open_store
 from icedb.util.clock import Clock, SystemClock
+from icedb_dagster.dev.doctor.automation import judge_automations, read_automations
 from icedb_dagster.dev.doctor.daemon import judge_daemon, read_heartbeats, watch_heartbeats
 from icedb_dagster.dev.doctor.database import examine_database, query_server
 from icedb_dagster.dev.doctor.disk import examine_disks
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
-from icedb_dagster.dev.doctor.runs import judge_runs, read_started
+from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs, read_late_runs
+from icedb_dagster.dev.doctor.runs import judge_backlog, judge_runs, read_backlog, read_started
 from icedb_dagster.dev.doctor.store import examine_store
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
 from icedb_dagster.dev.project.workspace import LoadedCode, load_code, project_environment, reason_of, use_instance
@@ -88,6 +90,11 @@ def _examine_instance(
     if settings.has_pools:
         parts["pools"] = lambda: _examine_pools(instance, code, settings, clock)
     parts["runs"] = lambda: judge_runs(read_started(instance))
+    parts["backlog"] = lambda: [judge_backlog(read_backlog(instance, clock), clock)]
+    parts["maintenance"] = lambda: judge_maintenance(
+        read_failed_jobs(instance, clock), read_late_runs(instance, clock), clock
+    )
+    parts["automation"] = lambda: judge_automations(read_automations(instance, code.automations, clock), clock)
     parts["daemon"] = lambda: judge_daemon(
         instance.get_required_daemon_types(),
         watch_heartbeats(lambda: read_heartbeats(instance, clock), seconds=watch_s),

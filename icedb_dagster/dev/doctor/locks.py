@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import dagster as dg
 
 from icedb.util.clock import Clock
-from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
+from icedb_dagster.dev.doctor.finding import DoctorFinding, named, ok, problem, warning
 from icedb_dagster.locking.lock_pools import PoolLimit
 from icedb_dagster.locking.table_lock import table_pools
 
 __all__ = ["Holder", "judge_holders", "judge_limits", "read_holders", "table_pools_of"]
-
-NAMES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,7 @@ def judge_limits(limits: Sequence[PoolLimit]) -> DoctorFinding:
         return ok(check, "no table has jobs that need a lock")
     if not bad:
         return ok(check, f"{len(limits)} with limit 1")
-    named = [f"{b.pool} ({_limit(b)})" for b in bad[:NAMES_MAX]]
-    more = f" and {len(bad) - NAMES_MAX} more" if len(bad) > NAMES_MAX else ""
-    state = f"{len(bad)} of {len(limits)} are not locks: {', '.join(named)}{more}"
+    state = f"{len(bad)} of {len(limits)} are not locks: {named([f'{b.pool} ({_limit(b)})' for b in bad])}"
     if all(limit.limit is None or limit.by_default for limit in bad):
         # The first run of each sets the limit before it needs the lock.
         return warning(check, state, "after each deployment: icedb-dagster pools")

@@ -1,4 +1,4 @@
-"""The context of a project's commands: its Dagster instance, and the tables in its code.
+"""The context of a project's commands: its Dagster instance, and the tables and automations in its code.
 
 The instance is that of DAGSTER_HOME, or else of the local stack in the project's folder. The code is that of
 `workspace.yaml`, loaded like `dagster definitions validate` does: in this process for one code location, or else by
@@ -24,6 +24,7 @@ from icedb.errors import StackError
 from icedb.util.temporary_files import temporary_folder
 from icedb_dagster.dagster_internals import internal
 from icedb_dagster.dev import stack as local_stack
+from icedb_dagster.dev.project.automations import Automation, automations_of, automations_of_server
 from icedb_dagster.dev.stack.home import environment_with, open_instance
 from icedb_dagster.dev.stack.layout import open_layout
 from icedb_dagster.locking.table_lock import table_pools
@@ -33,9 +34,17 @@ from icedb_dagster.resource import IceDBResource
 if TYPE_CHECKING:
     from dagster._core.remote_origin import InProcessCodeLocationOrigin
     from dagster._core.workspace.load_target import WorkspaceLoadTarget
-    from dagster._core.workspace.workspace import CodeLocationEntry
+    from dagster_shared.error import SerializableErrorInfo
 
-__all__ = ["LoadedCode", "OpenedInstance", "load_code", "project_environment", "reason_of", "use_instance"]
+__all__ = [
+    "LoadedCode",
+    "OpenedInstance",
+    "first_cause",
+    "load_code",
+    "project_environment",
+    "reason_of",
+    "use_instance",
+]
 
 # libpq's default timeout for a silent host is that of the system: minutes.
 CONNECT_TIMEOUT_S = "5"
@@ -51,10 +60,11 @@ class OpenedInstance:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCode:
-    """The contents of a workspace: pools of tables, resources with tables, and load errors."""
+    """The contents of a workspace: pools of tables, resources with tables, schedules and sensors, and load errors."""
 
     pools: tuple[str, ...] = ()
     lakes: tuple[IceDBResource, ...] = ()
+    automations: tuple[Automation, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -135,15 +145,18 @@ def _load_here(origin: InProcessCodeLocationOrigin) -> LoadedCode:
         )
         repositories = list(loaded.definitions_by_name.values())
         jobs = [job for repository in repositories for job in repository.get_all_jobs()]
+        automations = tuple(automations_of(origin.location_name, repositories))
     except Exception as error:  # noqa: BLE001 - any error of the user's code
         return LoadedCode(problems=(_unloaded(origin.location_name, reason_of(error)),))
     lakes, problems = _lakes(repositories)
-    return LoadedCode(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, problems)
+    return LoadedCode(table_pools(pool for job in jobs for pool in job.graph.pools), lakes, automations, problems)
 
 
 def _load_by_servers(target: WorkspaceLoadTarget) -> LoadedCode:
     """Load by one code server for each location, because they may need different Pythons. Roots are not read."""
-    pools, problems = [], []
+    pools: list[str] = []
+    automations: list[Automation] = []
+    problems: list[str] = []
     with (
         temporary_folder("instance") as folder,
         dg.DagsterInstance.local_temp(str(folder)) as instance,
@@ -153,12 +166,13 @@ def _load_by_servers(target: WorkspaceLoadTarget) -> LoadedCode:
     ):
         for name, entry in context.create_request_context().get_code_location_entries().items():
             if entry.code_location is None:
-                problems.append(_unloaded(name, _load_error(entry)))
+                problems.append(_unloaded(name, first_cause(entry.load_error)))
                 continue
             for repository in entry.code_location.get_repositories().values():
                 snaps = [job.job_snapshot.node_defs_snapshot for job in repository.get_all_jobs()]
                 pools += [op.pool for snap in snaps for op in snap.op_def_snaps if op.pool]
-    return LoadedCode(table_pools(pools), problems=tuple(problems))
+                automations += automations_of_server(name, repository)
+    return LoadedCode(table_pools(pools), automations=tuple(automations), problems=tuple(problems))
 
 
 def _unloaded(location: str, reason: str) -> str:
@@ -190,8 +204,8 @@ def reason_of(error: BaseException) -> str:
     return essence(str(error)) or type(error).__name__
 
 
-def _load_error(entry: CodeLocationEntry) -> str:
-    error = entry.load_error
+def first_cause(error: SerializableErrorInfo | None) -> str:
+    """Return the root cause of an error that Dagster has stored, in one line, without passwords in addresses."""
     while error is not None and error.cause is not None:
         error = error.cause
-    return essence(error.message) if error else "no reason given"
+    return (essence(error.message) if error else "") or "no reason given"

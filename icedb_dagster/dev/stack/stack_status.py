@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from icedb.util.times import iso_text
 from icedb_dagster.dev.stack.database import dagster_url, redacted
 from icedb_dagster.dev.stack.home import variables
 from icedb_dagster.dev.stack.layout import StackLayout
@@ -46,6 +47,8 @@ class ServiceStatus:
     address: str | None = None
     log: Path | None = None
     started_here: bool = False
+    #: When an ended service wrote its last line, in ISO 8601 and UTC; empty for others.
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,10 @@ def _postgres_rows(layout: StackLayout, state: State, environ: Mapping[str, str]
 def _absent(layout: StackLayout, state: State, name: ServiceName) -> ServiceStatus:
     if name not in state.records:
         return ServiceStatus(name, "stopped")
-    return ServiceStatus(name, "ended", log=layout.log(name))
+    log = layout.log(name)
+    written_ms = int(log.stat().st_mtime * 1000) if log.is_file() else None
+    ended = "" if written_ms is None else iso_text(written_ms, timespec="seconds")
+    return ServiceStatus(name, "ended", log=log, ended=ended)
 
 
 def _row(layout: StackLayout, state: State, name: ServiceName) -> ServiceStatus:

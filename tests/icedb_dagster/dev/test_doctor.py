@@ -21,16 +21,20 @@ from icedb.storage.object_store import ObjectStore
 from icedb.storage.obstore_store import open_store
 from icedb.testing import ClockedStore, Fault, FaultyStore, ManualClock, create_table
 from icedb.util.clock import SystemClock
+from icedb_dagster import IceDBResource, build_table_definitions
 from icedb_dagster.dev import stack
 from icedb_dagster.dev.doctor import DoctorFinding, examine
+from icedb_dagster.dev.doctor.automation import AutomationState, FailedTick, judge_automations, read_automations
 from icedb_dagster.dev.doctor.daemon import Heartbeat, judge_daemon, watch_heartbeats
 from icedb_dagster.dev.doctor.database import judge_schema, judge_server
 from icedb_dagster.dev.doctor.disk import judge_free_space
 from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_settings, read_settings
 from icedb_dagster.dev.doctor.locks import Holder, judge_holders, judge_limits
-from icedb_dagster.dev.doctor.runs import judge_runs
+from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs, read_late_runs
+from icedb_dagster.dev.doctor.runs import Backlog, judge_backlog, judge_runs, read_backlog
 from icedb_dagster.dev.doctor.store import examine_store, judge_clock
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
+from icedb_dagster.dev.project.automations import Automation
 from icedb_dagster.dev.project.workspace import load_code
 from icedb_dagster.dev.stack import database
 from icedb_dagster.locking.lock_pools import PoolLimit
@@ -137,6 +141,175 @@ def test_each_started_run_without_a_worker_is_a_problem() -> None:
     assert [f.found for f in judge_runs({"a": "", "b": ""})] == ["2 started, none without its worker"]
     (lost,) = judge_runs({"a": "", "b": "its process 7 has ended"})
     assert (lost.status, lost.found) == ("problem", "run b is started, but its process 7 has ended")
+
+
+@pytest.mark.parametrize(
+    ("backlog", "status", "named"),
+    [
+        (Backlog(), "ok", "no run is queued"),
+        (Backlog(3, "a", 600), "ok", "3 runs are queued, run a for 5 min"),
+        (Backlog(3, "a", -7_200), "warning", "3 runs are queued, run a for 2 h 15 min"),
+        (Backlog(3, "a", -600, moves=False), "warning", "for 25 min"),
+        (Backlog(3, "a", -7_200, moves=False), "problem", "and no run started within an hour"),
+    ],
+)
+def test_a_queue_that_does_not_move_is_a_problem(backlog: Backlog, status: str, named: str) -> None:
+    now = ManualClock(900_000)
+    finding = judge_backlog(backlog, now)
+    assert finding.status == status
+    assert named in finding.found
+
+
+NIGHTLY = Automation("schedule", "shop", "__repository__", "events_ttl_schedule", False, ("18 3 * * *",))
+SENSOR = Automation("sensor", "shop", "__repository__", "events_maintenance_sensor", True, interval_s=30)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([], [("ok", "the code has none")]),
+        ([AutomationState(NIGHTLY, is_on=True), AutomationState(SENSOR, is_on=True)], [("ok", "that are on: 2")]),
+        ([AutomationState(NIGHTLY, is_on=False)], [("warning", "1 of 1 are off: events_ttl_schedule")]),
+        ([AutomationState(SENSOR, is_on=False)], [("problem", "stopped, although the code starts them: events_m")]),
+        ([AutomationState(NIGHTLY, is_on=False, on_for="old")], [("warning", "on for code location old, but not for")]),
+        ([AutomationState(SENSOR, is_on=True, due_s=1_800)], [("problem", "late, the first for 30 min: events_m")]),
+        (
+            [
+                AutomationState(SENSOR, is_on=True, failed=FailedTick("no bucket", 3_590, 3_500)),
+                AutomationState(NIGHTLY, is_on=True, failed=FailedTick("no bucket", 3_590, 3_500)),
+                AutomationState(SENSOR, is_on=True, failed=FailedTick("no bucket", 3_590, None)),
+            ],
+            [
+                ("warning", "failed: no bucket; the last one without an error was 1 min 40 s ago"),
+                ("problem", "schedule events_ttl_schedule: its last tick failed: no bucket"),
+                ("problem", "no recorded tick is without an error"),
+            ],
+        ),
+    ],
+)
+def test_schedules_and_sensors_that_do_not_work_are_reported(
+    states: list[AutomationState], expected: list[tuple[str, str]]
+) -> None:
+    findings = judge_automations(states, ManualClock(3_600_000))
+    assert [f.status for f in findings] == [status for status, _ in expected]
+    for finding, (_, text) in zip(findings, expected, strict=True):
+        assert text in finding.found
+        assert (finding.since != "") == (finding.check == "ticks")
+
+
+def test_the_stored_states_and_ticks_of_automations_are_read(tmp_path: Path) -> None:
+    """As Dagster stores them: by code location, with ticks, of which the newest may be in progress."""
+    from dagster._core.remote_origin import (
+        RegisteredCodeLocationOrigin,
+        RemoteInstigatorOrigin,
+        RemoteRepositoryOrigin,
+    )
+    from dagster._core.scheduler import instigation as stored
+    from dagster_shared.error import SerializableErrorInfo
+
+    now_s = 1_799_967_600.0  # 2027-01-14T23:00 UTC
+    clock = ManualClock(int(now_s * 1000))
+
+    def state(it: Automation, status: str, data: Any, location: str = "shop") -> Any:
+        origin = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), it.repository)
+        kind = stored.InstigatorType(it.kind.upper())
+        found = stored.InstigatorState(
+            RemoteInstigatorOrigin(origin, it.name), kind, stored.InstigatorStatus(status), data
+        )
+        return instance.add_instigator_state(found)
+
+    def tick(of: Any, status: str, at_s: float, error: str = "") -> None:
+        failed = SerializableErrorInfo("first", [], None, SerializableErrorInfo(error, [], None)) if error else None
+        instance.create_tick(
+            stored.TickData(
+                of.instigator_origin_id, of.name, of.instigator_type, stored.TickStatus(status), at_s,
+                error=failed, selector_id=of.selector_id,
+            )
+        )  # fmt: skip
+
+    def read(*automations: Automation) -> list[AutomationState]:
+        return read_automations(instance, automations, clock)
+
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        assert [it.is_on for it in read(NIGHTLY, SENSOR)] == [False, True]
+        nightly = state(NIGHTLY, "RUNNING", stored.ScheduleInstigatorData("18 3 * * *", now_s - 90_000))
+        sensor = state(SENSOR, "DECLARED_IN_CODE", stored.SensorInstigatorData())
+        (late,) = read(NIGHTLY)
+        assert late.due_s == now_s - 19 * 3600 - 42 * 60  # 03:18
+        tick(nightly, "SKIPPED", late.due_s)
+        assert read(NIGHTLY, SENSOR) == [AutomationState(NIGHTLY, is_on=True), AutomationState(SENSOR, is_on=True)]
+        for age_s, status, error in ((700, "SKIPPED", ""), (60, "FAILURE", "topsecret"), (1, "STARTED", "")):
+            tick(sensor, status, now_s - age_s, error and f"postgres://me:{error}@host is gone")
+        (failing,) = read(SENSOR)
+        assert failing.failed == FailedTick("postgres://me:***@host is gone", now_s - 60, now_s - 700)
+        assert [f.status for f in judge_automations([failing], clock)] == ["problem"]
+        assert read(replace(SENSOR, location="moved", by_default=False))[0].on_for == ""  # by the code, not by a user
+        assert read(replace(NIGHTLY, location="moved"))[0].on_for == "shop"
+        clock.advance(1_000_000)
+        assert read(SENSOR)[0].due_s == now_s - 60 + 30
+        instance.update_instigator_state(sensor.with_status(stored.InstigatorStatus.STOPPED))
+        assert not read(SENSOR)[0].is_on
+
+
+def test_a_job_of_a_table_that_fails_is_reported_until_a_run_succeeds(tmp_path: Path) -> None:
+    lake = IceDBResource(root=str(tmp_path))
+    defs = dg.Definitions.merge(
+        build_table_definitions("events", lock="claim"), dg.Definitions(resources={"icedb": lake})
+    )
+    merge, clock = defs.resolve_job_def("events_merge_newest"), SystemClock()
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def run(**tags: str) -> str:
+            return merge.execute_in_process(instance=instance, raise_on_error=False, tags=tags).run_id
+
+        def findings() -> list[DoctorFinding]:
+            return judge_maintenance(read_failed_jobs(instance, clock), read_late_runs(instance, clock), clock)
+
+        assert [f.status for f in findings()] == ["ok"]
+        run()
+        assert [f.status for f in findings()] == ["warning"]  # started by hand
+        last = run(**{"dagster/sensor_name": "events_maintenance_sensor"})
+        (failed,) = findings()
+        assert failed.status == "problem"
+        assert failed.found.startswith("merge_newest of events: its last 2 runs failed, 0 s ago run " + last)
+        assert "there is no table" in failed.found
+        assert failed.since.startswith("20")
+        icedb.Table.create(tmp_path / "events")
+        run()
+        assert [f.status for f in findings()] == ["ok"]
+
+
+def test_a_run_of_a_table_that_waits_for_hours_is_reported() -> None:
+    clock, tags = ManualClock(SystemClock().now_ms()), {"icedb/table": "events", "icedb/verb": "cleanup"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = dg.GraphDefinition("events_cleanup").to_job()
+        for each in (tags, {}):
+            instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=each)
+        assert read_late_runs(instance, clock) == []
+        clock.advance(2 * 3_600_000)
+        (late,) = judge_maintenance([], read_late_runs(instance, clock), clock)
+    assert late.status == "warning"
+    assert "cleanup of events: run " in late.found
+    assert " has been started for 1 h 59 min" in late.found or " has been started for 2 h" in late.found
+    assert late.since
+
+
+def test_queued_runs_are_counted_from_the_oldest() -> None:
+    from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+
+    job, clock = dg.GraphDefinition("work").to_job(), ManualClock(SystemClock().now_ms())
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("shop"), "__repository__"), "work")
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert read_backlog(instance, clock) == Backlog()
+        queued: dict[str, Any] = {"status": dg.DagsterRunStatus.QUEUED, "remote_job_origin": origin}
+        runs = [instance.create_run_for_job(job, **queued) for _ in range(3)]
+        waiting = read_backlog(instance, clock)
+        assert (waiting.queued, waiting.run_id, waiting.moves) == (3, runs[0].run_id, False)
+        assert abs(clock.now_ms() / 1000 - waiting.queued_s) < 60
+        assert job.execute_in_process(instance=instance).success
+        assert read_backlog(instance, clock).moves
+        clock.advance(2 * 3_600_000)
+        assert judge_backlog(read_backlog(instance, clock), clock).status == "problem"
 
 
 def test_pools_without_a_limit_are_reported() -> None:
@@ -260,16 +433,6 @@ def test_a_failing_store_is_a_finding(clock: ManualClock) -> None:
         assert problems(look(store, clock=clock, table=False)) == failed
 
 
-def user(server: S3Server, *actions: str) -> S3Server:
-    """Create a user with only these permissions."""
-    iam, name = server.client("iam"), f"user-{uuid.uuid4().hex[:8]}"
-    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
-    iam.create_user(UserName=name)
-    iam.put_user_policy(UserName=name, PolicyName="some", PolicyDocument=json.dumps(allowed))
-    key = iam.create_access_key(UserName=name)["AccessKey"]
-    return S3Server(server.endpoint, key["AccessKeyId"], key["SecretAccessKey"])
-
-
 @pytest.mark.sampled(days=3)
 @pytest.mark.s3
 @pytest.mark.parametrize(
@@ -283,7 +446,8 @@ def user(server: S3Server, *actions: str) -> S3Server:
 def test_missing_permissions_are_named(
     s3: Place, s3_server: S3Server, actions: tuple[str, ...], refused: set[str]
 ) -> None:
-    limited = replace(s3, storage_options=user(s3_server, *actions).storage_options)
+    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
+    limited = replace(s3, storage_options=s3_server.as_user(json.dumps(allowed)).storage_options)
     findings = look(store_of(limited), table=False)
     assert problems(findings) == refused
     (check,) = refused
@@ -403,11 +567,15 @@ def test_doctor_finds_no_problem_in_a_sound_platform_and_reports_faults(
         assert done.returncode == 0, done.stdout
         assert len(outputs) < 20, done.stdout
         findings: list[dict[str, Any]] = json.loads(done.stdout)
-        # The disk of this machine may be nearly full.
-        return findings if {f["status"] for f in findings if f["check"] != "disk"} == {"ok"} else None
+        # The disk of this machine may be nearly full, and no user has started the schedules and sensors.
+        others = {f["status"] for f in findings if f["check"] not in ("disk", "automation")}
+        return findings if others == {"ok"} else None
 
     findings = wait_until(sound, "a doctor without warnings")
     assert findings is not None
+    (automation,) = [f for f in findings if f["check"] == "automation"]
+    assert (automation["status"], automation["since"]) == ("warning", "")
+    assert automation["found"].startswith("6 of 6 are off: clicks_orphans_schedule")
     assert {f["about"] for f in findings} == {"", str(project / "lake"), str(tmp_path / "elsewhere")}
     assert not (project / "lake").exists()
     assert not any(password in output for output in outputs)
@@ -482,6 +650,9 @@ def test_the_instance_of_dagster_home_is_read(project: Path, tmp_path: Path, mon
 @pytest.mark.dagster
 def test_a_code_location_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     code = 'import dagster as dg\n@dg.op(pool="icedb/tiny")\ndef work(): ...\n@dg.job\ndef tiny(): work()\n'
+    code += "daily = dg.ScheduleDefinition(job=tiny, cron_schedule='@daily')\n"
+    code += "@dg.sensor(job=tiny, minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)\n"
+    code += "def often(): ...\ndefs = dg.Definitions(schedules=[daily], sensors=[often])\n"
     (tmp_path / "tiny_code.py").write_text(code)
     (tmp_path / "workspace.yaml").write_text(
         "load_from:\n"
@@ -490,6 +661,10 @@ def test_a_code_location_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     )
     loaded = load_code(tmp_path)
     assert loaded.pools == ("icedb/tiny",)
+    assert loaded.automations == (
+        Automation("schedule", "tiny_code", "__repository__", "tiny_schedule", False, ("@daily",)),
+        Automation("sensor", "tiny_code", "__repository__", "often", True, interval_s=60),
+    )
     (problem,) = loaded.problems
     assert problem.endswith("no_such_module cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'")
     (tmp_path / "workspace.yaml").write_text("load_from: 7\n")

@@ -309,7 +309,9 @@ def test_a_killed_postgres_is_started_again_with_its_data(
     as_table, as_json = command("status", "-d", project), command("status", "-d", project, "--json")
     assert (as_table.returncode, as_json.returncode) == (1, 1)
     assert "A service has ended: see its log" in as_table.stderr
-    assert [row["state"] for row in json.loads(as_json.stdout)] == ["ended", "stopped", "stopped"]
+    rows = json.loads(as_json.stdout)
+    assert [row["state"] for row in rows] == ["ended", "stopped", "stopped"]
+    assert [row["ended"][:2] for row in rows] == ["20", "", ""]  # a time
     left_over = project / ".icedb-dagster" / "postgres" / "data" / "postmaster.pid"
     lines = left_over.read_text().splitlines()
     left_over.write_text("\n".join([str(bystander.pid), *lines[1:]]) + "\n")

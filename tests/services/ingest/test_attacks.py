@@ -160,7 +160,7 @@ def test_endless_bodies_do_not_block_others(service: IngestProcess, client: Inge
         while reply.status == 400:  # the two bodies have not arrived whole
             reply = third.send("events", text)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-        assert third.ask("GET", "/healthz").status == 200
+        assert third.ask("GET", "/-/health").status == 200
         assert first.recv(1000) == second.recv(1000) == b""  # closed, without an answer
 
 

@@ -206,10 +206,10 @@ def test_invalid_keys_are_unauthorized_and_valid_ones_accepted(client: IngestCli
 def test_health_and_metrics(service: IngestProcess, client: IngestClient) -> None:
     client.send("events", {"id": "counted", "n": 1})
     client.send("events", {"id": "not-counted"}, key="wrong-key-0123456789")
-    assert client.ask("GET", "/healthz").status == client.ask("GET", "/readyz").status == 200
+    assert client.ask("GET", "/-/health").status == client.ask("GET", "/-/ready").status == 200
     assert client.ask("GET", "/metrics").status == 404  # not for clients
     with IngestClient(service.admin) as admin:
-        assert admin.ask("GET", "/healthz").json == admin.ask("GET", "/readyz").json == {"status": "ok"}
+        assert admin.ask("GET", "/health").json == admin.ask("GET", "/ready").json == {"status": "ok"}
         families = {f.name: f for f in text_string_to_metric_families(admin.ask("GET", "/metrics").body.decode())}
 
     def value(name: str, **labels: str) -> float:
@@ -235,7 +235,7 @@ def test_a_line_for_each_request_without_keys(service: IngestProcess, client: In
     reply = client.send("events", [{"id": "line-1"}, {"id": "line-1"}], headers=headers)
     client.send("events", {"id": "line-2"}, key="nobody-0123456789")
     with IngestClient(service.endpoint) as another:
-        another.ask("GET", "/healthz")
+        another.ask("GET", "/-/health")
     lines = {line["request_id"]: line for line in service.access_log()}
     line = lines[reply.headers["x-request-id"]]
     expected = {"tenant": "acme", "table": "events", "status": 200, "events": 1, "repeated": 1}

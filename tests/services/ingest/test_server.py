@@ -63,7 +63,7 @@ def pending(service: IngestProcess) -> int:
 
 def ready(service: IngestProcess) -> Any:
     with IngestClient(service.admin) as admin:
-        reply = admin.ask("GET", "/readyz")
+        reply = admin.ask("GET", "/ready")
         return reply.status, reply.json.get("reasons")
 
 

@@ -74,7 +74,7 @@ def at_once(service: IngestProcess, *requests: Callable[[IngestClient], IngestRe
 
     def send(request: Callable[[IngestClient], IngestReply]) -> IngestReply:
         with IngestClient(service.endpoint) as client:
-            client.ask("GET", "/healthz")
+            client.ask("GET", "/-/health")
             ready.wait(60)
             return request(client)
 

@@ -190,9 +190,9 @@ def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitS
         before = files_of(proxy)
         for _ in range(600):
             sockets.enter_context(connect(proxy.port))
-        assert answer_over_tls(proxy, certificates).endswith(b"ok\n")
+        assert answer_over_tls(proxy, certificates).endswith(b'{"status":"ok"}\n')
         with urllib.request.urlopen(f"{proxy.admin}/health", timeout=DEADLINE_SECONDS) as answer:
-            assert answer.read() == b"ok\n"
+            assert answer.read() == b'{"status":"ok"}\n'
         wait_until(lambda: files_of(proxy) <= before + 60, "they are kept open")
         proxy.signal(signal.SIGTERM)
         assert proxy.wait() == 0

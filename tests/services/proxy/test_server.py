@@ -73,6 +73,9 @@ def proxy(world: OnePartTable) -> Iterator[ProxyProcess]:
         yield started
 
 
+OK = (200, '{"status":"ok"}\n')
+
+
 def client(endpoint: str, key: str = KEY, secret: str = SECRET) -> Any:
     options: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}}
     config = Config(signature_version="s3v4", connect_timeout=30, read_timeout=60, **options)
@@ -153,9 +156,8 @@ def written(folder: Path, config: str) -> Path:
 def test_it_prints_its_address_and_is_healthy(proxy: ProxyProcess) -> None:
     assert proxy.errors().count("\n") == 1, "one line"
     assert "tenants in the file: 3" in proxy.errors()
-    assert get(f"{proxy.endpoint}/-/health") == (200, "ok\n")
-    assert get(f"{proxy.admin}/health") == (200, "ok\n")
-    assert get(f"{proxy.admin}/ready") == (200, "ok\n")
+    pages = f"{proxy.endpoint}/-/health", f"{proxy.endpoint}/-/ready", f"{proxy.admin}/health", f"{proxy.admin}/ready"
+    assert [get(page) for page in pages] == [OK] * 4
 
 
 @pytest.mark.sampled(days=3)
@@ -216,6 +218,24 @@ def test_the_tenants_can_be_changed_without_a_restart(world: OnePartTable, tmp_p
         assert codes("ACMEKEY3", "secret-of-acme-3") == ""
         assert "secret-of" not in proxy.errors()
         assert "Traceback" not in proxy.errors()
+
+
+@pytest.mark.sampled(days=3)
+def test_it_is_not_ready_without_its_tables(tmp_path: Path) -> None:
+    tables = [Table.create(tmp_path / name).uri for name in ("first", "second")]
+    buckets = "".join(f'[[tenant.bucket]]\nname = "bucket{n}"\ntable = "{table}"\n' for n, table in enumerate(tables))
+    config = '[server]\nlisten = "127.0.0.1:0"\nadmin_listen = "127.0.0.1:0"\n[[tenant]]\nname = "acme"\n'
+    config += f'keys = [{{ id = "{KEY}", secret = "{SECRET}" }}]\n{buckets}'
+    shutil.rmtree(tables[0])
+    with ProxyProcess(config) as proxy:
+        assert get(f"{proxy.admin}/ready") == OK  # for the other table
+    shutil.rmtree(tables[1])
+    with ProxyProcess(config) as proxy:
+        status, body = get(f"{proxy.admin}/ready")
+        assert (status, body.count("there is no table")) == (503, 2)
+        assert get(f"{proxy.endpoint}/-/ready") == (503, '{"status":"not ready"}\n')
+        assert get(f"{proxy.admin}/health") == OK
+        assert "not ready: the table" in proxy.errors()
 
 
 # ------------------------------------------------------------------------------------------------ stopping
@@ -312,7 +332,7 @@ def test_the_next_request_of_a_connection_has_to_come_whole_too(proxy: ProxyProc
     with connect(proxy) as at_once, connect(proxy) as later:
         at_once.sendall(whole + half)
         later.sendall(whole)
-        assert rest_of(at_once).endswith(b"ok\n")
+        assert rest_of(at_once).endswith(OK[1].encode())
         time.sleep(1.5)  # longer than the header timeout: idle connections stay
         assert later.recv(65_536).startswith(b"HTTP/1.1 200 OK")
         later.sendall(half)
@@ -355,7 +375,7 @@ def test_a_head_that_is_too_large_is_refused(proxy: ProxyProcess) -> None:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-Many: aaaaaaaaaa\r\n" * 5_000)
         answer = rest_of(sock)
     assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
-    assert get(f"{proxy.endpoint}/-/health") == (200, "ok\n")
+    assert get(f"{proxy.endpoint}/-/health") == OK
 
 
 def _is_healthy(proxy: ProxyProcess) -> bool:
@@ -397,7 +417,7 @@ def test_tls(world: OnePartTable, certificates: Path) -> None:
     with ProxyProcess(world.config(server)) as proxy:
         assert proxy.endpoint.startswith("https://")
         trusting = ssl.create_default_context(cafile=str(certificates / "a.pem"))
-        assert get(f"{proxy.endpoint}/-/health", trusting) == (200, "ok\n")
+        assert get(f"{proxy.endpoint}/-/health", trusting) == OK
         with connect(proxy) as silent:
             assert rest_of(silent) == b"", "a connection without a handshake is closed"
 

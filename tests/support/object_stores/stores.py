@@ -55,6 +55,14 @@ class S3Server:
     def client(self, service: str = "s3") -> Any:
         return _client(service, self.endpoint, self.access_key_id, self.secret_access_key)
 
+    def as_user(self, policy: str) -> S3Server:
+        """Return the server for a new user with only this policy, a JSON document. The server enforces it."""
+        iam, name = self.client("iam"), f"user-{uuid.uuid4().hex[:8]}"
+        iam.create_user(UserName=name)
+        iam.put_user_policy(UserName=name, PolicyName="only", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        return S3Server(self.endpoint, key["AccessKeyId"], key["SecretAccessKey"])
+
 
 @dataclass(frozen=True)
 class Place:
@@ -121,11 +129,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], endpoint: str) -> bool:
 
 
 def _with_user(endpoint: str) -> S3Server:
-    iam = _client("iam", endpoint, "test", "test")
-    iam.create_user(UserName="tests")
-    iam.put_user_policy(UserName="tests", PolicyName="all", PolicyDocument=ALLOW_ALL)
-    key = iam.create_access_key(UserName="tests")["AccessKey"]
-    server = S3Server(endpoint, key["AccessKeyId"], key["SecretAccessKey"])
+    server = S3Server(endpoint, "test", "test").as_user(ALLOW_ALL)
     server.client().create_bucket(Bucket=BUCKET)
     return server
 

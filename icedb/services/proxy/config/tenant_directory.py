@@ -32,6 +32,12 @@ class FileDirectory(WatchedFile[ProxyConfig]):
         self._running = config
         self._owners = _by_key(config.tenants)
 
+    @property
+    def tables(self) -> list[str]:
+        """The addresses of the tables as of the last load."""
+        tenants = {owner.tenant.name: owner.tenant for owner in self._owners.values()}
+        return [bucket.table for tenant in tenants.values() for bucket in tenant.buckets.values()]
+
     async def find(self, access_key_id: str) -> KeyOwner | None:
         """Return the owner of a key as of the last load, or None."""
         return self._owners.get(access_key_id)

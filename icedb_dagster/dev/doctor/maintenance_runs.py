@@ -1,0 +1,136 @@
+"""Checks of maintenance runs: the last ended run of each job of a table succeeded, and none waits for hours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from icedb.util.clock import Clock
+from icedb.util.durations import duration_text
+from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
+from icedb_dagster.dev.project.workspace import first_cause
+from icedb_dagster.maintenance.definitions import TABLE_TAG, VERB_TAG
+
+__all__ = ["FailedJob", "LateRun", "judge_maintenance", "read_failed_jobs", "read_late_runs"]
+
+# A failing job that runs daily has failed within them.
+DAYS = 7
+# Most runs take a minute. Run monitoring ends them after six hours.
+LATE_S = 3600
+# A page of the newest failed runs. The sensor repeats a failing job at least hourly.
+_PAGE = 500
+_RUNS_MAX = 5_000
+# Dagster's tags of a run that a schedule or a sensor started.
+_STARTED_BY = {"dagster/schedule_name", "dagster/sensor_name"}
+_FAILURES = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """A maintenance job whose last ended run failed. Times are in unix seconds."""
+
+    table: str
+    verb: str
+    #: Failed runs since the last success, within the days that were read.
+    failures: int
+    #: The last of them.
+    run_id: str
+    failed_s: float
+    error: str
+    #: Whether neither a schedule nor a sensor started it.
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LateRun:
+    """A maintenance run that has been queued or started for long, since a time in unix seconds."""
+
+    table: str
+    verb: str
+    run_id: str
+    status: str
+    since_s: float
+
+
+def read_late_runs(instance: dg.DagsterInstance, clock: Clock) -> list[LateRun]:
+    """Return the maintenance runs that have been queued or started for over an hour, the oldest first."""
+    wanted = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED])
+    late = []
+    for record in instance.get_run_records(wanted, limit=_PAGE, ascending=True):
+        run = record.dagster_run
+        since_s = record.start_time or record.create_timestamp.timestamp()
+        if VERB_TAG in run.tags and since_s < clock.now_ms() / 1000 - LATE_S:
+            table, status = run.tags.get(TABLE_TAG, ""), run.status.value.lower()
+            late.append(LateRun(table, run.tags[VERB_TAG], run.run_id, status, since_s))
+    return late
+
+
+def read_failed_jobs(instance: dg.DagsterInstance, clock: Clock) -> list[FailedJob]:
+    """Return the maintenance jobs whose last run failed within the last days."""
+    failed: dict[str, list[dg.RunRecord]] = {}
+    for record in _failed_runs(instance, datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - timedelta(days=DAYS)):
+        if VERB_TAG in record.dagster_run.tags:
+            failed.setdefault(record.dagster_run.job_name, []).append(record)
+    jobs = []
+    for name, records in failed.items():
+        wanted = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
+        success = next(iter(instance.get_run_records(wanted, limit=1)), None)
+        since = [record for record in records if success is None or _end_s(record) > _end_s(success)]
+        if since:
+            last = max(since, key=_end_s)
+            run = last.dagster_run
+            table, verb, error = run.tags.get(TABLE_TAG, ""), run.tags[VERB_TAG], _error(instance, run.run_id)
+            by_hand = not _STARTED_BY & run.tags.keys()
+            jobs.append(FailedJob(table, verb, len(since), run.run_id, _end_s(last), error, by_hand))
+    return jobs
+
+
+def _failed_runs(instance: dg.DagsterInstance, after: datetime) -> list[dg.RunRecord]:
+    """Return failed runs, newest first."""
+    wanted = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], created_after=after)
+    runs: list[dg.RunRecord] = []
+    while len(runs) < _RUNS_MAX:
+        cursor = runs[-1].dagster_run.run_id if runs else None
+        page = instance.get_run_records(wanted, limit=_PAGE, cursor=cursor)
+        runs += page
+        if len(page) < _PAGE:
+            break
+    return runs
+
+
+def _end_s(record: dg.RunRecord) -> float:
+    return record.end_time or record.update_timestamp.timestamp()
+
+
+def _error(instance: dg.DagsterInstance, run_id: str) -> str:
+    """Return the error of the step that failed, or else of the run."""
+    records = instance.get_records_for_run(run_id, of_type=_FAILURES).records
+    events = [record.event_log_entry.get_dagster_event() for record in records]
+    for event in events:
+        if event.is_step_failure:
+            return first_cause(event.step_failure_data.error)
+    return events[0].message or "no reason given" if events else "no reason given"
+
+
+def judge_maintenance(jobs: Sequence[FailedJob], late: Sequence[LateRun], clock: Clock) -> list[DoctorFinding]:
+    """Judge the maintenance jobs whose last run failed, and late runs.
+
+    A user who started a run by hand may know of its failure.
+    """
+    findings = []
+    for run in late:
+        age = duration_text(clock.now_ms() - 1000 * run.since_s)
+        found = f"{run.verb} of {run.table}: run {run.run_id} has been {run.status} for {age}"
+        remedy = "see its log, and which run holds the lock of the table; terminate a run that hangs"
+        findings.append(warning("maintenance", found, remedy, since_s=run.since_s))
+    for job in sorted(jobs, key=lambda job: (job.table, job.verb)):
+        age = duration_text(clock.now_ms() - 1000 * job.failed_s)
+        failures = f"its last {job.failures} runs" if job.failures > 1 else "its last run"
+        found = f"{job.verb} of {job.table}: {failures} failed, {age} ago run {job.run_id}: {job.error}"
+        remedy = "correct the error and start the job again; a run that succeeds ends this finding"
+        judged = warning if job.by_hand else problem
+        findings.append(judged("maintenance", found, remedy, since_s=job.failed_s))
+    return findings or [ok("maintenance", f"no job of a table is late, or failed at its last run in {DAYS} days")]
