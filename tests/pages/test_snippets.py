@@ -99,6 +99,7 @@ def test_commands_of_a_page_run_unless_they_never_end(line: str, runs: bool, tmp
         assert "exit status" in done.stderr
 
 
+@pytest.mark.process
 def test_commands_run_in_the_order_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
