@@ -58,9 +58,9 @@ def main() -> None:
         parser.error(f"{options.table} is no address of a table in a bucket: s3://bucket/prefix")
     client, restored = boto3.client("s3"), 0
     try:
-        found = list(deleted_objects(client, address.netloc, f"{prefix}/", options.since, options.until))
-        for start in range(0, len(found), KEYS_MAX):
-            some = found[start : start + KEYS_MAX]
+        deleted = list(deleted_objects(client, address.netloc, f"{prefix}/", options.since, options.until))
+        for start in range(0, len(deleted), KEYS_MAX):
+            some = deleted[start : start + KEYS_MAX]
             if not options.dry_run:
                 answer = client.delete_objects(Bucket=address.netloc, Delete={"Objects": some})
                 if errors := answer.get("Errors"):

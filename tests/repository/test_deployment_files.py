@@ -95,7 +95,9 @@ def required(extras: set[str]) -> list[Requirement]:
     return requirements
 
 
-@pytest.mark.parametrize(("name", "extras"), [("platform", {"dagster", "exporter", "spark"}), ("service", {"proxy", "ingest"})])
+@pytest.mark.parametrize(
+    ("name", "extras"), [("platform", {"dagster", "exporter", "spark"}), ("service", {"proxy", "ingest"})]
+)
 def test_a_lock_file_agrees_with_the_ranges_of_the_project(name: str, extras: set[str]) -> None:
     versions = locked(name)
     for requirement in required(set(extras)):

@@ -139,7 +139,9 @@ def test_a_run_prints_a_line_for_each_file_and_the_end_of_failing_output(pyteste
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.re_match_lines_random([r" *\d/2  test_good.py +2 passed .* s", r" *\d/2  test_bad.py +1 failed .* s"])
-    result.stdout.fnmatch_lines(["FAILED test_bad.py::test_three (call): assert 1 == 2", "*assert 1 == 2", "[[]5 lines before these*"])
+    result.stdout.fnmatch_lines(
+        ["FAILED test_bad.py::test_three (call): assert 1 == 2", "*assert 1 == 2", "[[]5 lines before these*"]
+    )
     result.stdout.no_fnmatch_line("line 4")
     result.stdout.fnmatch_lines(["line 5"])
 

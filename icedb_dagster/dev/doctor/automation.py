@@ -112,9 +112,9 @@ def judge_automations(states: Sequence[AutomationState], clock: Clock) -> list[D
     findings = _judge_off([state for state in states if not state.is_on], of=len(states))
     if late := {state.automation.name: state.due_s for state in states if state.due_s is not None}:
         first_s = min(late.values())
-        found = f"ticks are late, the first for {duration_text(1000 * (now_s - first_s))}: {named(list(late))}"
+        observed = f"ticks are late, the first for {duration_text(1000 * (now_s - first_s))}: {named(list(late))}"
         remedy = "see the log of the daemon, and the ticks under Automation in the UI"
-        findings.append(problem("ticks", found, remedy, since_s=first_s))
+        findings.append(problem("ticks", observed, remedy, since_s=first_s))
     findings += [_judge_failed(state.automation, state.failed, now_s) for state in states if state.failed is not None]
     on = sum(state.is_on for state in states)
     return findings or [ok("automation", f"schedules and sensors that are on: {on}" if on else "the code has none")]
@@ -123,17 +123,17 @@ def judge_automations(states: Sequence[AutomationState], clock: Clock) -> list[D
 def _judge_off(off: Sequence[AutomationState], *, of: int) -> list[DoctorFinding]:
     check, findings = "automation", []
     if stopped := [it.automation.name for it in off if it.automation.by_default]:
-        found = f"stopped, although the code starts them: {named(stopped)}"
-        findings.append(problem(check, found, "start them under Automation in the UI"))
+        observed = f"stopped, although the code starts them: {named(stopped)}"
+        findings.append(problem(check, observed, "start them under Automation in the UI"))
     if moved := [it for it in off if it.on_for and not it.automation.by_default]:
         names = named([it.automation.name for it in moved])
-        found = f"on for code location {moved[0].on_for}, but not for {moved[0].automation.location}: {names}"
+        observed = f"on for code location {moved[0].on_for}, but not for {moved[0].automation.location}: {names}"
         remedy = "give both workspace.yaml the same location_name, or start them for this code location"
-        findings.append(warning(check, found, remedy))
+        findings.append(warning(check, observed, remedy))
     if never := [it.automation.name for it in off if not it.automation.by_default and not it.on_for]:
-        found = f"{len(never)} of {of} are off: {named(never)}"
+        observed = f"{len(never)} of {of} are off: {named(never)}"
         remedy = "start those that you need under Automation in the UI, or build them with running=True"
-        findings.append(warning(check, found, remedy))
+        findings.append(warning(check, observed, remedy))
     return findings
 
 
@@ -145,6 +145,6 @@ def _judge_failed(automation: Automation, failed: FailedTick, now_s: float) -> D
         good_s = now_s - failed.good_s
         lasting = automation.kind == "schedule" or good_s > LATE_S + automation.interval_s
         before = f"the last one without an error was {duration_text(1000 * good_s)} ago"
-    found = f"{automation.kind} {automation.name}: its last tick failed: {failed.error}; {before}"
+    observed = f"{automation.kind} {automation.name}: its last tick failed: {failed.error}; {before}"
     remedy = "correct the error; the whole text is under Automation in the UI"
-    return (problem if lasting else warning)("ticks", found, remedy, since_s=failed.at_s)
+    return (problem if lasting else warning)("ticks", observed, remedy, since_s=failed.at_s)

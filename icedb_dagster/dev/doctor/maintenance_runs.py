@@ -123,14 +123,14 @@ def judge_maintenance(jobs: Sequence[FailedJob], late: Sequence[LateRun], clock:
     findings = []
     for run in late:
         age = duration_text(clock.now_ms() - 1000 * run.since_s)
-        found = f"{run.verb} of {run.table}: run {run.run_id} has been {run.status} for {age}"
+        observed = f"{run.verb} of {run.table}: run {run.run_id} has been {run.status} for {age}"
         remedy = "see its log, and which run holds the lock of the table; terminate a run that hangs"
-        findings.append(warning("maintenance", found, remedy, since_s=run.since_s))
+        findings.append(warning("maintenance", observed, remedy, since_s=run.since_s))
     for job in sorted(jobs, key=lambda job: (job.table, job.verb)):
         age = duration_text(clock.now_ms() - 1000 * job.failed_s)
         failures = f"its last {job.failures} runs" if job.failures > 1 else "its last run"
-        found = f"{job.verb} of {job.table}: {failures} failed, {age} ago run {job.run_id}: {job.error}"
+        observed = f"{job.verb} of {job.table}: {failures} failed, {age} ago run {job.run_id}: {job.error}"
         remedy = "correct the error and start the job again; a run that succeeds ends this finding"
         judged = warning if job.by_hand else problem
-        findings.append(judged("maintenance", found, remedy, since_s=job.failed_s))
+        findings.append(judged("maintenance", observed, remedy, since_s=job.failed_s))
     return findings or [ok("maintenance", f"no job of a table is late, or failed at its last run in {DAYS} days")]

@@ -70,11 +70,11 @@ def judge_backlog(backlog: Backlog, clock: Clock) -> DoctorFinding:
     if not backlog.queued:
         return ok(check, "no run is queued")
     age_s = clock.now_ms() / 1000 - backlog.queued_s
-    found = f"{backlog.queued} runs are queued, run {backlog.run_id} for {duration_text(1000 * age_s)}"
+    state = f"{backlog.queued} runs are queued, run {backlog.run_id} for {duration_text(1000 * age_s)}"
     if age_s <= WAIT_S_MAX:
-        return ok(check, found)
+        return ok(check, state)
     if backlog.moves or age_s <= STUCK_S:
         remedy = "if this persists, raise max_concurrent_runs in dagster.yaml; a table has one run at a time"
-        return warning(check, found, remedy, since_s=backlog.queued_s)
+        return warning(check, state, remedy, since_s=backlog.queued_s)
     remedy = "see the daemon's log; end the started runs that hang, and free the slots of ended ones"
-    return problem(check, f"{found}, and no run started within an hour", remedy, since_s=backlog.queued_s)
+    return problem(check, f"{state}, and no run started within an hour", remedy, since_s=backlog.queued_s)
