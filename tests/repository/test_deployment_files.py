@@ -39,12 +39,15 @@ def verified(folder: Path) -> str:
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     if not Path("/usr/bin/systemd-analyze").exists():
         pytest.skip("systemd is not installed")
+    programs, units = tmp_path / "bin", tmp_path / "units"
+    programs.symlink_to(PROGRAMS)  # its own path may contain a space
+    units.mkdir()
     for unit in UNITS:
-        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/icedb/bin", str(PROGRAMS)))
-    assert verified(tmp_path) == ""
-    code = tmp_path / "icedb-code.service"
+        (units / unit.name).write_text(unit.read_text().replace("/opt/icedb/bin", str(programs)))
+    assert verified(units) == ""
+    code = units / "icedb-code.service"
     code.write_text(code.read_text().replace("KillMode", "KillMood"))
-    assert "Unknown key" in verified(tmp_path)
+    assert "Unknown key" in verified(units)
 
 
 @pytest.mark.parametrize("unit", [unit for unit in UNITS if unit.suffix == ".service"], ids=lambda unit: unit.stem)
