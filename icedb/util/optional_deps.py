@@ -7,7 +7,10 @@ from types import ModuleType
 
 from icedb.errors import MissingExtra
 
-__all__ = ["import_optional"]
+__all__ = ["SERVER_MODULES", "import_optional"]
+
+#: The modules of each extra with a service.
+SERVER_MODULES = ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client")
 
 
 def import_optional(module: str, *, extra: str) -> ModuleType:

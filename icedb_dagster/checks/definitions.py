@@ -19,6 +19,7 @@ from icedb_dagster.checks.check_context import CheckContext, Verdict
 from icedb_dagster.checks.check_settings import Check, TableChecks
 from icedb_dagster.checks.content_checks import check_freshness, check_quarantine, check_schema
 from icedb_dagster.checks.layout_checks import check_horizon, check_log_depth, check_objects, check_small_parts
+from icedb_dagster.locking.table_lock import TABLE_TAG
 from icedb_dagster.resource import IceDBResource
 
 __all__ = ["build_table_checks", "judge"]
@@ -94,7 +95,7 @@ def _op(key: dg.AssetKey, checks: TableChecks, resource_key: str) -> dg.OpDefini
         ins={"asset": dg.In(dg.Nothing)},
         outs={check: dg.Out(dg.Nothing, is_required=False) for check in checks.chosen},
         required_resource_keys={resource_key},
-        tags={"icedb/table": name},
+        tags={TABLE_TAG: name},
     )
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icedb.errors import IceDBError, StackError
-from icedb.util.optional_deps import import_optional
+from icedb.util.optional_deps import SERVER_MODULES, import_optional
 from icedb_dagster.compute.place_config import PlaceName, configured_place
 from icedb_dagster.dev import stack as local_stack
 from icedb_dagster.dev.doctor import DoctorFinding, examine
@@ -225,7 +225,7 @@ def exporter(
 
     The figures of tables are those of icedb exporter.
     """
-    for module in ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client"):
+    for module in SERVER_MODULES:
         import_optional(module, extra="exporter")
     from icedb.services.exporter.server import serve
     from icedb.services.exporter.settings import exporter_settings

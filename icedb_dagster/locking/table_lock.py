@@ -18,13 +18,25 @@ import dagster as dg
 
 from icedb.errors import PoolNotExclusive
 
-__all__ = ["POOL_TAG", "await_pool", "check_pool_held", "ensure_pool", "icedb_pool", "table_of", "table_pools"]
+__all__ = [
+    "POOL_TAG",
+    "TABLE_TAG",
+    "VERB_TAG",
+    "await_pool",
+    "check_pool_held",
+    "ensure_pool",
+    "icedb_pool",
+    "table_of",
+    "table_pools",
+]
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
 # A tag with the pool's name on each run that will hold a pool. dagster.yaml dequeues one such run at a time, so that
 # runs that would only wait do not take the places of runs of other tables.
 POOL_TAG = "icedb/pool"
+#: The tags of a maintenance run: the table's name in names of jobs, and the verb.
+TABLE_TAG, VERB_TAG = "icedb/table", "icedb/verb"
 # Distinguishes table locks from other pools of a project.
 _POOL_PREFIX = "icedb/"
 # The interval at which a waiting run polls the pool.
@@ -54,7 +66,7 @@ def table_of(tags: Mapping[str, str]) -> str | None:
     The name of its pool has it. Without a pool, it follows from the identifier of the key, in which a name with two
     underscores cannot be distinguished from two names.
     """
-    pool, identifier = tags.get(POOL_TAG), tags.get("icedb/table")
+    pool, identifier = tags.get(POOL_TAG), tags.get(TABLE_TAG)
     if pool is not None:
         return pool.removeprefix(_POOL_PREFIX)
     return None if identifier is None else identifier.replace("__", "/")

@@ -16,7 +16,7 @@ from icedb.errors import InvalidOption
 from icedb.operations.health.table_health import Due
 from icedb.operations.rewrite.engine import Engine
 from icedb_dagster.checks import TableChecks, build_table_checks
-from icedb_dagster.locking.table_lock import POOL_TAG, await_pool, check_pool_held, icedb_pool
+from icedb_dagster.locking.table_lock import POOL_TAG, TABLE_TAG, VERB_TAG, await_pool, check_pool_held, icedb_pool
 from icedb_dagster.maintenance.exports import TableExport, export_verb
 from icedb_dagster.maintenance.reports import log_report
 from icedb_dagster.maintenance.schedules import IdleCheck, build_schedule
@@ -27,7 +27,7 @@ from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from icedb_dagster.sensors import commits_sensor as build_commits_sensor
 from icedb_dagster.sensors import maintenance_sensor as build_maintenance_sensor
 
-__all__ = ["CRONS", "MAX_RUNTIME_S", "TABLE_TAG", "VERB_TAG", "EngineName", "Lock", "build_table_definitions"]
+__all__ = ["CRONS", "MAX_RUNTIME_S", "EngineName", "Lock", "build_table_definitions"]
 
 EngineName = Literal["in_process", "spark"]
 Lock = Literal["pool", "claim"]
@@ -53,8 +53,6 @@ CRONS: Mapping[str, str | None] = {
 MAX_RUNTIME_S = 6 * 3600
 _SENSOR = MaintenanceSensor()
 
-#: The tags of a maintenance run: the table's name in names of jobs, and the verb.
-TABLE_TAG, VERB_TAG = "icedb/table", "icedb/verb"
 # The daemon dequeues runs with a higher number first. So does a pool.
 PRIORITY_TAG = "dagster/priority"
 # Run monitoring terminates a run after this many seconds.

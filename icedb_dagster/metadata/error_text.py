@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-__all__ = ["essence"]
+if TYPE_CHECKING:
+    from dagster_shared.error import SerializableErrorInfo
+
+__all__ = ["essence", "root_cause"]
+
+
+def root_cause(error: SerializableErrorInfo | None) -> SerializableErrorInfo | None:
+    """Return the first cause of an error that Dagster has stored."""
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return error
 
 
 def essence(message: str) -> str:

@@ -12,8 +12,8 @@ import dagster as dg
 
 from icedb.errors import InvalidOption, RetryableError
 from icedb.util.times import iso_text
-from icedb_dagster.locking.table_lock import table_of
-from icedb_dagster.metadata.error_text import essence
+from icedb_dagster.locking.table_lock import VERB_TAG, table_of
+from icedb_dagster.metadata.error_text import essence, root_cause
 
 __all__ = ["FailedRun", "build_run_failure_sensor"]
 
@@ -92,15 +92,13 @@ def _failed_run(context: dg.RunFailureSensorContext) -> FailedRun:
     run, event = context.dagster_run, context.failure_event
     record = context.instance.get_run_record_by_id(run.run_id)
     steps = [e.step_failure_data.error for e in context.get_step_failure_events()]
-    error = next((step for step in steps if step is not None), None)
-    while error is not None and error.cause is not None:
-        error = error.cause
+    error = root_cause(next((step for step in steps if step is not None), None))
     failed_s = None if record is None else record.end_time
     return FailedRun(
         run_id=run.run_id,
         job=run.job_name,
         table=table_of(run.tags),
-        verb=run.tags.get("icedb/verb"),
+        verb=run.tags.get(VERB_TAG),
         error=essence(event.message or "" if error is None else error.message),
         failed_at="" if failed_s is None else iso_text(round(failed_s * 1000)),
     )

@@ -92,9 +92,9 @@ def required(extras: set[str]) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [Requirement(text) for text in project["dependencies"]]
     while extras:
-        found = [Requirement(text) for text in project["optional-dependencies"][extras.pop()]]
-        extras |= {extra for it in found if it.name == project["name"] for extra in it.extras}
-        requirements += [it for it in found if it.name != project["name"]]
+        of_extra = [Requirement(text) for text in project["optional-dependencies"][extras.pop()]]
+        extras |= {extra for it in of_extra if it.name == project["name"] for extra in it.extras}
+        requirements += [it for it in of_extra if it.name != project["name"]]
     return requirements
 
 

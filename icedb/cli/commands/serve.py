@@ -11,13 +11,11 @@ from rich.text import Text
 
 from icedb.cli.base.application import SERVE, Connection, Exit, duration, verb
 from icedb.cli.render.output import output, print_message, write_json
-from icedb.util.optional_deps import import_optional
+from icedb.util.optional_deps import SERVER_MODULES, import_optional
 
 Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="Read this TOML file.", show_default=False)]
 Check = Annotated[bool, typer.Option("--check", help="Check the file and open each of its tables, without serving.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the result as one JSON document.")]
-
-_SERVER_MODULES = ("starlette", "uvicorn", "uvloop", "h11", "prometheus_client")
 
 
 @verb(SERVE, "icedb ingest --config ingest.toml")
@@ -36,7 +34,7 @@ def ingest(config: Config, check: Check = False, json: CheckJson = False) -> Non
             json=json,
         )  # fmt: skip
         return
-    _require_server(_SERVER_MODULES, extra="ingest", json=json)
+    _require_server(SERVER_MODULES, extra="ingest", json=json)
     from icedb.services.ingest.server import serve
 
     serve(config, on_ready=lambda line: print_message(Text(line)))
@@ -61,7 +59,7 @@ def proxy(config: Config, check: Check = False, json: CheckJson = False) -> None
             json=json,
         )  # fmt: skip
         return
-    _require_server((*_SERVER_MODULES, "httpx"), extra="proxy", json=json)
+    _require_server((*SERVER_MODULES, "httpx"), extra="proxy", json=json)
     from icedb.services.proxy.server import serve
 
     serve(config, on_ready=lambda line: print_message(Text(line)))
@@ -82,7 +80,7 @@ def exporter(
     ] = None,
 ) -> None:  # fmt: skip
     """Publish the figures of all tables below a root for Prometheus, until SIGINT or SIGTERM."""
-    _require_server(_SERVER_MODULES, extra="exporter", json=False)
+    _require_server(SERVER_MODULES, extra="exporter", json=False)
     from icedb.services.exporter.server import serve
     from icedb.services.exporter.settings import exporter_settings
 

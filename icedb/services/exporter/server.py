@@ -15,6 +15,7 @@ from icedb.services.exporter.table_set import TableSet
 from icedb.services.exporter.table_watch import TableAccess
 from icedb.services.http.admin import admin_app
 from icedb.services.http.connections import HttpServer
+from icedb.services.http.health import HEALTH_PATH, READY_PATH
 from icedb.services.http.server_process import ServiceProcess, background_task, open_service_process
 
 __all__ = ["FigureSource", "serve"]
@@ -66,7 +67,7 @@ async def _serve(
             return PlainTextResponse("ok\n")
         return PlainTextResponse("no round over the tables is complete\n", status_code=503)
 
-    app = admin_app({"/health": health, "/ready": ready}, metrics, lambda: None)
+    app = admin_app({HEALTH_PATH: health, READY_PATH: ready}, metrics, lambda: None)
     server = HttpServer(app, settings)
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(tables.close)

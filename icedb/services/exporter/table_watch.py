@@ -136,11 +136,11 @@ class TableWatch:
 
     def _new_commits(self, handle: Handle, state: TableState) -> list[tuple[str, CommitKind]]:
         """Return the log files since the last refresh, with the kinds of their commits; none at the first refresh."""
-        known, self._known = self._known, frozenset(state.listed_ms)
-        if known is None or self._known == known:
+        before, self._known = self._known, frozenset(state.listed_ms)
+        if before is None or self._known == before:
             return []
         # Ignored log files that no other file replaced were published too late to take effect.
-        counted = [k for k in self._known - known if k not in state.ignored or k in state.log_tombstones]
+        counted = [k for k in self._known - before if k not in state.ignored or k in state.log_tombstones]
         return list(commit_kinds(handle, state, counted).items())
 
     def _fail(self, participle: str, error: Exception) -> None:

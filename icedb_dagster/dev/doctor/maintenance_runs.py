@@ -12,7 +12,7 @@ from icedb.util.clock import Clock
 from icedb.util.durations import duration_text
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.project.workspace import first_cause
-from icedb_dagster.maintenance.definitions import TABLE_TAG, VERB_TAG
+from icedb_dagster.locking.table_lock import TABLE_TAG, VERB_TAG
 
 __all__ = ["FailedJob", "LateRun", "judge_maintenance", "read_failed_jobs", "read_late_runs"]
 

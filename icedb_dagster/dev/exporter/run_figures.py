@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from icedb.util.lru_cache import LruCache
 from icedb_dagster.dev.doctor.locks import table_pools_of
-from icedb_dagster.locking.table_lock import POOL_TAG, table_of
+from icedb_dagster.locking.table_lock import POOL_TAG, VERB_TAG, table_of
 from icedb_dagster.maintenance.definitions import CRONS
 from icedb_dagster.maintenance.verbs import VERBS
 
@@ -100,7 +100,7 @@ class RunFigures:
 
     def _record(self, record: dg.RunRecord, *, count: bool) -> None:
         run = record.dagster_run
-        verb, status = run.tags["icedb/verb"], _ENDED[run.status]
+        verb, status = run.tags[VERB_TAG], _ENDED[run.status]
         labels = table_of(run.tags) or "", verb, status
         if record.end_time is not None:
             self._last.labels(*labels).set(record.end_time)
@@ -114,10 +114,10 @@ class RunFigures:
     def _count_active(self, runs: Iterable[dg.DagsterRun]) -> None:
         counts = dict.fromkeys(((verb, status) for verb in MAINTENANCE_VERBS for status in ("queued", "started")), 0)
         for run in runs:
-            counts[run.tags["icedb/verb"], ACTIVE[run.status]] += 1
+            counts[run.tags[VERB_TAG], ACTIVE[run.status]] += 1
         for labels, number in counts.items():
             self._active.labels(*labels).set(number)
 
 
 def _maintenance() -> dict[str, list[str]]:
-    return {"icedb/verb": list(MAINTENANCE_VERBS)}
+    return {VERB_TAG: list(MAINTENANCE_VERBS)}

@@ -28,7 +28,7 @@ from icedb_dagster.dev.project.automations import Automation, automations_of, au
 from icedb_dagster.dev.stack.home import environment_with, open_instance
 from icedb_dagster.dev.stack.layout import open_layout
 from icedb_dagster.locking.table_lock import table_pools
-from icedb_dagster.metadata.error_text import essence
+from icedb_dagster.metadata.error_text import essence, root_cause
 from icedb_dagster.resource import IceDBResource
 
 if TYPE_CHECKING:
@@ -206,6 +206,5 @@ def reason_of(error: BaseException) -> str:
 
 def first_cause(error: SerializableErrorInfo | None) -> str:
     """Return the root cause of an error that Dagster has stored, in one line, without passwords in addresses."""
-    while error is not None and error.cause is not None:
-        error = error.cause
-    return (essence(error.message) if error else "") or "no reason given"
+    cause = root_cause(error)
+    return (essence(cause.message) if cause else "") or "no reason given"

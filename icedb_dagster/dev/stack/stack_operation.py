@@ -144,9 +144,9 @@ class StackOperation:
         """Start services in parallel, then wait for each."""
         logs = {plan.name: log_bytes(self.layout.log(plan.name)) for plan in plans}
         with open_instance(self.layout.dagster_home, url) as instance:
-            earlier = heartbeat_ids(instance)
+            earlier, defaults = heartbeat_ids(instance), memory_share(instance)
             for plan in plans:
-                self._spawn(plan, url, memory_share(instance))
+                self._spawn(plan, url, defaults)
             for plan in plans:
                 process = self.state.records[plan.name].process
                 self.progress(f"Waiting for {_TITLES[plan.name]}")

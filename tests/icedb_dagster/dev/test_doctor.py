@@ -213,10 +213,9 @@ def test_the_stored_states_and_ticks_of_automations_are_read(tmp_path: Path) -> 
     def state(it: Automation, status: str, data: Any, location: str = "shop") -> Any:
         origin = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), it.repository)
         kind = stored.InstigatorType(it.kind.upper())
-        found = stored.InstigatorState(
-            RemoteInstigatorOrigin(origin, it.name), kind, stored.InstigatorStatus(status), data
+        return instance.add_instigator_state(
+            stored.InstigatorState(RemoteInstigatorOrigin(origin, it.name), kind, stored.InstigatorStatus(status), data)
         )
-        return instance.add_instigator_state(found)
 
     def tick(of: Any, status: str, at_s: float, error: str = "") -> None:
         failed = SerializableErrorInfo("first", [], None, SerializableErrorInfo(error, [], None)) if error else None
