@@ -14,11 +14,14 @@ import dagster as dg
 
 from icedb.errors import StackError
 
-__all__ = ["DETECT_DEAD_WORKERS", "INTERNALS", "Internal", "internal", "lacking"]
+__all__ = ["DETECT_DEAD_WORKERS", "INTERNALS", "LOAD_ON_CHANGE", "Internal", "internal", "lacking"]
 
 #: What `MonitoredRunLauncher` cannot do without its names.
 DETECT_DEAD_WORKERS = "detect dead run workers"
+#: What `icedb_dagster.daemon` cannot do without its names.
+LOAD_ON_CHANGE = "load code locations only if they changed"
 _CODE = "load the code of a project"
+_SERVERS = "run the code servers of a stack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ INTERNALS = {
         Internal("dagster._grpc.client", "DagsterGrpcClient", DETECT_DEAD_WORKERS),
         Internal("dagster._grpc.types", "GetCurrentRunsResult", DETECT_DEAD_WORKERS),
         Internal("dagster._core.errors", "DagsterPipesExecutionError", "report the error of a Spark program"),
+        Internal("dagster._core.remote_origin", "GrpcServerCodeLocationOrigin", LOAD_ON_CHANGE),
+        Internal("dagster._daemon.controller", "DagsterDaemonController", LOAD_ON_CHANGE),
+        Internal("dagster._cli.proxy_server_manager", "ProxyServerManager", _SERVERS),
         Internal("dagster_shared.cli", "WorkspaceOpts", _CODE),
         Internal("dagster._cli.workspace.cli_target", "workspace_opts_to_load_target", _CODE),
         Internal("dagster._core.workspace.load_target", "InProcessWorkspaceLoadTarget", _CODE),

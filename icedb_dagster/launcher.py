@@ -3,20 +3,20 @@
 Dagster's default launcher has a code server start a process for each run. Only that code server sees the process end.
 If both end together (the machine failed, a container was replaced, the process tree was killed), the run stays
 *started* for ever, and holds its table's pool. Run monitoring requests the health of started runs' workers from the
-launcher. The default launcher cannot answer. This one queries the code server, and looks at the worker's process on its
-own machine. docs/concepts/concurrency.md lists what was tried.
+launcher. The default launcher cannot answer. This one looks at the worker's process if the code server has a socket,
+and otherwise queries the code server. docs/concepts/concurrency.md lists what was tried.
 
 The launcher relies on this behavior of Dagster:
 
+- A code server with a socket is on the machine of the daemon, and so are its workers.
+- A worker's first event names its pid.
 - A code server knows a run from before its worker starts until it has seen the worker end. By then it has recorded
   the end, unless the worker did. So if the code server does not know the run, the worker is gone.
 - A code server that cannot record the end of a worker (the disk of the instance is full, Postgres is down) stops
   observing all its workers, and counts them as its current runs for ever.
-- A worker's first event names its pid.
-- A code server with a socket is a child process of the daemon or the web server, and so are its workers.
 - A code server that is shutting down answers until its last worker has ended.
 - Run monitoring reads a run's status again before it marks the run as failed. It leaves alone a run that has ended.
-- `dagster code-server start` puts a proxy in front of code servers. The proxy does not list the current runs.
+- `dagster code-server start` puts a proxy in front of a code server. The proxy does not list the current runs.
 
 It uses names that are not public in Dagster. Without one of them, it works as Dagster's default launcher and warns.
 """
@@ -62,11 +62,11 @@ _CLOCK_TOLERANCE_S = 60
 class MonitoredRunLauncher(dg.DefaultRunLauncher):
     """Dagster's default run launcher, with health checks of run workers for run monitoring.
 
-    A started run fails if, for `lost_after_seconds`, its code server could not be reached or did not know the run, or
-    if its worker's process on this machine has ended. The launcher assumes that the worker is alive if it cannot find
-    out: the code server is reached but does not answer, a proxy of `dagster code-server start` answers, the code server
-    is on another machine and reachable from there only, or this launcher did not launch the run. It assumes one code
-    server behind each address.
+    A started run fails if, for `lost_after_seconds`, its worker's process on this machine has ended; or, if the worker
+    may be on another machine, its code server could not be reached or did not know the run. The launcher assumes that
+    the worker is alive if it cannot find out: the code server is reached but does not answer, a proxy of `dagster
+    code-server start` answers at a port, the code server is on another machine and reachable from there only, or this
+    launcher did not launch the run. It assumes one code server behind each address.
 
     Args:
         lost_after_seconds: Seconds without a sign of the worker after which the run fails.
@@ -143,6 +143,10 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         if address is None:
             return ""
         socket_path, host = address.get("socket"), address.get("host")
+        worker = self._worker(run.run_id) if socket_path else None
+        if worker is not None:
+            ended = _has_ended(*worker)
+            return f"its process {worker[0]} has ended, and its code server did not record that" if ended else ""
         client = internal("DagsterGrpcClient")(
             port=address.get("port"), socket=socket_path, host=host, use_ssl=bool(address.get("use_ssl", False))
         )
@@ -151,12 +155,7 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
             current = dg.deserialize_value(client.get_current_runs(), internal("GetCurrentRunsResult"))
         except internal("DagsterUserCodeUnreachableError") as error:
             return f"its code server at {where} cannot be reached" if _is_away(error) else ""
-        if run.run_id not in current.current_runs:
-            return f"the code server at {where} does not know it"
-        worker = self._worker(run.run_id) if socket_path else None
-        if worker is None or not _has_ended(*worker):
-            return ""
-        return f"its process {worker[0]} has ended, and the code server at {where} did not record that"
+        return "" if run.run_id in current.current_runs else f"the code server at {where} does not know it"
 
     def _worker(self, run_id: str) -> tuple[int, float] | None:
         """Return the pid of a run's worker, and when the worker recorded it (unix seconds); None if it did not."""

@@ -62,7 +62,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 _STATE_STYLES = {"running": "green", "ended": "bold red", "external": "cyan", "stopped": "dim"}
 _FINDING_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-_SERVICE_STYLES: dict[ServiceName, str] = {"postgres": "cyan", "webserver": "magenta", "daemon": "blue"}
+_SERVICE_STYLES: dict[ServiceName, str] = {
+    "postgres": "cyan",
+    "code": "green",
+    "webserver": "magenta",
+    "daemon": "blue",
+}
 
 
 @app.command(epilog="Example: icedb-dagster up --port 3001")
@@ -77,8 +82,9 @@ def up(
 ) -> None:
     """Start the services that do not run, and wait until they work.
 
-    Postgres is started from a Python package, unless ICEDB_POSTGRES_URL names a server. The web server and the daemon
-    load the project's workspace.yaml. All services listen on 127.0.0.1 only, and run until `icedb-dagster down`.
+    Postgres is started from a Python package, unless ICEDB_POSTGRES_URL names a server. The code servers load the
+    project's workspace.yaml, for the web server and the daemon. All services listen on 127.0.0.1 only, and run until
+    `icedb-dagster down`.
     """
     services: list[ServiceName] = ["postgres"]
     services += ["webserver"] if webserver else []
@@ -125,7 +131,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until interrupted.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log to print first.")] = 20,
 ) -> None:
-    """Show the logs of Postgres, web server and daemon. Postgres passwords are hidden."""
+    """Show the logs of Postgres, code servers, web server and daemon. Postgres passwords are hidden."""
     width = max(map(len, SERVICES))
     try:
         for line in local_stack.log_lines(project_dir, services=services or SERVICES, lines=lines, follow=follow):

@@ -18,6 +18,7 @@ import pytest
 dg = pytest.importorskip("dagster")
 
 from dagster._core.errors import DagsterUserCodeUnreachableError
+from dagster._core.events import EngineEventData
 from dagster._core.launcher.base import WorkerStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.client import DagsterGrpcClient
@@ -69,9 +70,16 @@ def run_at(address: dict[str, Any], *, host: str | None = None) -> Any:
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, float], Any]:
+def instance() -> Iterator[Any]:
+    with dg.DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch, instance: Any) -> Callable[[Any, float], Any]:
     """Return a function that checks a run with a launcher of 60 seconds at a time."""
     launcher = MonitoredRunLauncher()
+    launcher.register_instance(instance)
 
     def at(run: Any, now_s: float) -> Any:
         monkeypatch.setattr(launchers.time, "monotonic", lambda: now_s)
@@ -106,6 +114,21 @@ def test_a_run_fails_after_a_minute_without_its_code_server(
     assert health.status is WorkerStatus.FAILED
     assert "its code server at" in health.msg
     assert "gone cannot be reached, for 60 s" in health.msg
+
+
+def test_a_run_lives_as_long_as_its_process_even_without_its_code_server(
+    tmp_path: Path, look: Callable[[Any, float], Any], instance: Any
+) -> None:
+    run = run_at({"host": "localhost", "socket": str(tmp_path / "gone")})
+    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = EngineEventData(metadata={"pid": dg.MetadataValue.text(str(worker.pid))})
+    instance.report_engine_event("Started process for run", run, started)
+    assert [look(run, now).status for now in (1000, 2000)] == [WorkerStatus.RUNNING] * 2
+    worker.communicate()
+    assert [look(run, now).status for now in (3000, 3059)] == [WorkerStatus.RUNNING] * 2
+    health = look(run, 3060)
+    assert health.status is WorkerStatus.FAILED
+    assert f"its process {worker.pid} has ended, and its code server did not record that" in health.msg
 
 
 def test_a_process_has_ended_if_its_pid_is_free_reused_or_of_a_zombie() -> None:

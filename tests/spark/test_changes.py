@@ -98,7 +98,7 @@ def test_batches_are_bounded_unless_spark_requests_all_rows(spark: Any, table: T
     assert at_once.batches == [5]
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_stream_with_since_where_and_columns(spark: Any, table: Table, tmp_path: Path) -> None:
     insert(table, 0, 1)
     since = table.snapshot().as_of_ms

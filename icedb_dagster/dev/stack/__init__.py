@@ -1,4 +1,4 @@
-"""The local stack: Postgres, and Dagster's web server and daemon, for one project folder.
+"""The local stack: Postgres, and Dagster's code servers, web server and daemon, for one project folder.
 
     stack = up("my/project", services=("postgres",))
     os.environ.update(environment(stack))       # now DagsterInstance.get() uses that Postgres

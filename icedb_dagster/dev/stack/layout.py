@@ -5,6 +5,7 @@
     postgres.password   of the embedded server (mode 0600)
     postgres/           its data folder
     dagster_home/       DAGSTER_HOME: dagster.yaml, artifacts, compute logs
+    workspace.yaml      the addresses of the code servers, while they run
     logs/               output of the processes (mode 0600)
 
 The folder ignores itself in git. Files with secrets are written to a temporary file and renamed, so no reader sees half
@@ -59,18 +60,28 @@ class StackLayout:
 
     @property
     def workspace(self) -> Path:
-        """The code locations of web server and daemon."""
+        """The code locations of the project."""
         return self.project / "workspace.yaml"
+
+    @property
+    def code_addresses(self) -> Path:
+        """The code locations with the addresses of their code servers, for web server and daemon."""
+        return self.root / "workspace.yaml"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs."""
+        return self.root / "logs"
 
     def log(self, name: str) -> Path:
         """Return the log file of a process."""
-        return self.root / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def create(self) -> None:
         """Create missing folders."""
         # The root is not 0700, because the embedded Postgres may run as another user and must traverse it.
         self.root.mkdir(mode=0o755, exist_ok=True)
-        (self.root / "logs").mkdir(mode=0o700, exist_ok=True)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
         self.dagster_home.mkdir(mode=0o700, exist_ok=True)
         ignore = self.root / ".gitignore"
         if not ignore.exists():

@@ -41,16 +41,17 @@ def up(
     progress: Progress = _silent,
     environ: Mapping[str, str] = os.environ,
 ) -> Stack:
-    """Start the services that do not run, and wait until they work. Postgres is always included.
+    """Start the services that do not run, and wait until they work. Those that they need are included.
 
     `port` is the web server's; None: the last one, 3000 or any free one. `progress` receives a line of text at each
     step.
     """
-    chosen = checked_services(services)
+    needed: set[ServiceName] = {"code"} if set(services) & {"webserver", "daemon"} else set()
+    chosen = checked_services({"postgres", *needed, *services})
     layout = open_layout(project_dir)
-    if set(services) - {"postgres"} and not layout.workspace.is_file():
+    if "code" in chosen and not layout.workspace.is_file():
         raise StackError(
-            f"{layout.workspace} is missing, which names the code for Dagster's web server and daemon. Run this "
+            f"{layout.workspace} is missing, which names the code of the project. Run this "
             "command in the folder of a project, or create a project first: icedb-dagster init FOLDER"
         )
     layout.create()
@@ -78,15 +79,18 @@ def down(
 def release(stack: Stack, *, progress: Progress = _silent) -> tuple[ServiceName, ...]:
     """Stop what the call of `up` that returned `stack` has started, and nothing that ran before it.
 
-    Postgres keeps running while the folder's web server or daemon uses it, also if another command started them.
+    Postgres and the code servers keep running while another service of the folder uses them.
     """
     layout = open_layout(stack.project_dir)
     with layout.locked(progress=progress):
         work = StackOperation(layout, progress=progress)
         now = {service.name: service.pid for service in work.running()}
         ours = {it.name for it in stack.processes if it.started_here and it.pid == now.get(it.name)}
-        if now.keys() - ours - {"postgres"}:
+        others = now.keys() - ours - {"postgres"}
+        if others:
             ours.discard("postgres")
+        if others - {"code"}:
+            ours.discard("code")
         return work.take_down(ours)
 
 

@@ -4,23 +4,28 @@ No line that leaves this module holds a Postgres password: other programs write 
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from icedb_dagster.dev.stack.database import local_url, without_password
-from icedb_dagster.dev.stack.layout import StackLayout, open_layout
+from icedb_dagster.dev.stack.layout import StackLayout, open_layout, write_private
 from icedb_dagster.dev.stack.postgres import read_password
+from icedb_dagster.dev.stack.processes import log_bytes
 from icedb_dagster.dev.stack.stack_status import DATABASE, external_url
 from icedb_dagster.dev.stack.state import SERVICES, ServiceName, checked_services
 
-__all__ = ["LogLine", "log_lines"]
+__all__ = ["LogLine", "log_lines", "rotate_logs"]
 
 LINES = 20
 POLL_S = 0.2
 # A line of Dagster has some 150 bytes. For longer lines, more is read.
 TAIL_BYTES = 64_000
+#: The lines of a longer log are moved to `<name>.log.1`, so that a stack that runs for months does not fill the disk.
+LOG_BYTES_MAX = 10_000_000
+_COLORS = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,18 @@ def log_lines(
             time.sleep(POLL_S)
 
 
+def rotate_logs(folder: Path) -> None:
+    """Move the lines of each long log to `<name>.log.1`, without color codes, while its service writes on.
+
+    The service keeps its open file, which is truncated. A line that it writes between the copy and the truncation is
+    lost.
+    """
+    for log in folder.glob("*.log"):
+        if log_bytes(log) > LOG_BYTES_MAX:
+            write_private(log.with_name(f"{log.name}.1"), _COLORS.sub(b"", log.read_bytes()))
+            os.truncate(log, 0)
+
+
 class _Log:
     """A log file and its read position. It may be missing, and may be rotated."""
 
@@ -87,7 +104,7 @@ class _Log:
         return whole.decode(errors="replace").splitlines()
 
     def _size(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
+        return log_bytes(self._path)
 
     def _read(self, start: int, end: int) -> bytes:
         if end <= start:

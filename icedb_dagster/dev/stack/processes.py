@@ -35,8 +35,6 @@ __all__ = [
     "stop",
 ]
 
-# A longer log is rotated once to `<name>.log.1`, so that a long-running stack does not fill the disk.
-LOG_BYTES_MAX = 10_000_000
 LOG_TAIL_LINES = 15
 POLL_S = 0.05
 
@@ -88,8 +86,6 @@ def spawn(
     command: Sequence[str | Path], *, log: Path, environ: Mapping[str, str], cwd: Path, user: User = CURRENT_USER
 ) -> ProcessId:
     """Start a process in its own session, with its output appended to a log."""
-    if log_bytes(log) > LOG_BYTES_MAX:
-        log.replace(log.with_name(log.name + ".1"))
     uid, gid, groups = user.switch_to
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

@@ -1,7 +1,8 @@
-"""Dagster's web server and daemon: how they are started, and how their health is checked.
+"""Dagster's code servers, web server and daemon: how they are started, and how their health is checked.
 
-A web server works if it answers on its port. A daemon works if each kind that the instance requires has sent a
-heartbeat of *this* process and reports no error. Heartbeats of an earlier process look healthy for half an hour.
+The code servers work if their addresses are written. A web server works if it answers on its port. A daemon works if
+each kind that the instance requires has sent a heartbeat of *this* process and reports no error. Heartbeats of an
+earlier process look healthy for half an hour.
 """
 
 import hashlib
@@ -11,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from icedb.errors import StackError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DagsterService",
     "ServicePlan",
+    "await_code",
     "await_daemon",
     "await_webserver",
     "choose_port",
@@ -36,10 +37,11 @@ __all__ = [
     "stop_service",
 ]
 
-DagsterService = Literal["webserver", "daemon"]
+DagsterService = Literal["code", "webserver", "daemon"]
 
+CODE_SERVERS, DAEMON = "icedb_dagster.dev.code_servers", "icedb_dagster.daemon"
 PORT_DEFAULT = 3000
-# Importing Dagster and a code location takes 10 s on 2 busy cores.
+# Importing Dagster and a code location takes 10 s on 2 busy processors.
 HEALTH_TIMEOUT_S = 120
 # A code server gets time to cancel its runs. Remaining processes are killed.
 STOP_TIMEOUT_S = 20
@@ -56,14 +58,24 @@ class ServicePlan:
     settings: str
 
 
-def plan_service(name: DagsterService, *, workspace: Path, port: int | None, database: str, config: str) -> ServicePlan:
-    """Plan the start of a service. `database` is the address without password, `config` the `dagster.yaml`."""
+def plan_service(
+    name: DagsterService, *, layout: StackLayout, port: int | None, database: str, config: str
+) -> ServicePlan:
+    """Plan the start of a service. `database` is the address without password, `config` the `dagster.yaml`.
+
+    Web server and daemon need the addresses of the code servers. They are restarted if these change.
+    """
+    addresses = str(layout.code_addresses)
+    workspace = layout.workspace if name == "code" else layout.code_addresses
     command: tuple[str, ...]
-    if name == "daemon":
-        command = (sys.executable, "-m", "dagster._daemon", "run", "-w", str(workspace))
+    if name == "code":
+        command = (sys.executable, "-m", CODE_SERVERS, str(layout.workspace), addresses, str(layout.logs))
+    elif name == "daemon":
+        command = (sys.executable, "-m", DAEMON, "run", "-w", addresses)
     else:
-        command = (sys.executable, "-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", str(workspace))
-    settings = hashlib.sha256(json.dumps([command, database, config]).encode()).hexdigest()[:16]
+        command = (sys.executable, "-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", addresses)
+    inputs = [command, database, config, workspace.read_text(encoding="utf-8")]
+    settings = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     return ServicePlan(name=name, command=command, port=port, settings=settings)
 
 
@@ -81,7 +93,7 @@ def choose_port(*, wanted: int | None, last: int | None) -> int:
 def start_service(
     plan: ServicePlan, *, layout: StackLayout, url: str, defaults: Mapping[str, str], environ: Mapping[str, str]
 ) -> ProcessId:
-    """Start the web server or the daemon, without waiting. `environ` has precedence over `defaults`."""
+    """Start a service, without waiting. `environ` has precedence over `defaults`."""
     merged = {
         **defaults,
         **environ,
@@ -93,9 +105,14 @@ def start_service(
 
 
 def stop_service(process: ProcessId, *, layout: StackLayout) -> None:
-    """Stop a service, its code servers and their runs."""
+    """Stop a service and its child processes: code servers and their runs."""
     signals = ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5))
     stop(process, signals=signals, marker=f"DAGSTER_HOME={layout.dagster_home}")
+
+
+def await_code(process: ProcessId, *, layout: StackLayout) -> str | None:
+    """Wait until the code servers work. Return None on success, else the reason of the failure."""
+    return _await(process, layout.code_addresses.is_file)
 
 
 def await_webserver(process: ProcessId, *, port: int) -> str | None:

@@ -21,6 +21,7 @@ from icedb_dagster.dev.stack.processes import is_running, log_bytes, log_tail
 from icedb_dagster.dev.stack.services import (
     DagsterService,
     ServicePlan,
+    await_code,
     await_daemon,
     await_webserver,
     choose_port,
@@ -39,7 +40,7 @@ from icedb_dagster.dev.stack.stack_status import (
     external_url,
     server_folder,
 )
-from icedb_dagster.dev.stack.state import Record, ServiceName, State, read_state, write_state
+from icedb_dagster.dev.stack.state import SERVICES, Record, ServiceName, State, read_state, write_state
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -47,8 +48,13 @@ if TYPE_CHECKING:
 __all__ = ["StackOperation"]
 
 # The database stops last, because the others need it.
-_STOP_ORDER: tuple[ServiceName, ...] = ("daemon", "webserver", "postgres")
-_TITLES: dict[ServiceName, str] = {"postgres": "Postgres", "webserver": "the web server", "daemon": "the daemon"}
+_STOP_ORDER = tuple(reversed(SERVICES))
+_TITLES: dict[ServiceName, str] = {
+    "postgres": "Postgres",
+    "code": "the code server",
+    "webserver": "the web server",
+    "daemon": "the daemon",
+}
 
 
 class StackOperation:
@@ -70,10 +76,13 @@ class StackOperation:
             self.progress(f"Using the Postgres of {POSTGRES_URL_VARIABLE}, {redacted(url)}")
             check_connection(url, named=POSTGRES_URL_VARIABLE)
         config = install_config(self.layout)
-        plans = [self._plan(name, url=url, config=config, port=port) for name in services if name != "postgres"]
-        missing = [plan for plan in plans if not self._runs(plan)]
-        if missing:
-            self._start(missing, url)
+        # Web server and daemon are planned with the addresses of the code servers.
+        orders: tuple[tuple[DagsterService, ...], ...] = (("code",), ("webserver", "daemon"))
+        for names in orders:
+            plans = [self._plan(name, url=url, config=config, port=port) for name in names if name in services]
+            missing = [plan for plan in plans if not self._runs(plan)]
+            if missing:
+                self._start(missing, url)
         return self._stack(url, check_locations="webserver" in services)
 
     def take_down(self, services: Collection[ServiceName]) -> tuple[ServiceName, ...]:
@@ -119,7 +128,7 @@ class StackOperation:
     def _plan(self, name: DagsterService, *, url: str, config: str, port: int | None) -> ServicePlan:
         return plan_service(
             name,
-            workspace=self.layout.workspace,
+            layout=self.layout,
             port=self._webserver_port(port) if name == "webserver" else None,
             database=redacted(url),
             config=config,
@@ -137,6 +146,8 @@ class StackOperation:
             return False
         if plan.port is not None and await_webserver(record.process, port=plan.port) is not None:
             return False
+        if plan.name == "code" and not self.layout.code_addresses.is_file():
+            return False
         self.progress(f"{_title(plan.name)} runs already")
         return True
 
@@ -150,7 +161,9 @@ class StackOperation:
             for plan in plans:
                 process = self.state.records[plan.name].process
                 self.progress(f"Waiting for {_TITLES[plan.name]}")
-                if plan.port is not None:
+                if plan.name == "code":
+                    problem = await_code(process, layout=self.layout)
+                elif plan.port is not None:
                     problem = await_webserver(process, port=plan.port)
                 else:
                     problem = await_daemon(process, instance=instance, earlier=earlier)
@@ -163,9 +176,12 @@ class StackOperation:
         """Set the limit of each table's lock now, because Dagster treats unconfigured pools as unlimited."""
         from icedb_dagster.locking.table_lock import ensure_pool, table_pools
 
-        for pool in table_pools(pools(port)):
-            self.progress(f"The pool {pool} admits one run at a time")
+        names = table_pools(pools(port))
+        for pool in names:
             ensure_pool(instance, pool)
+        if names:
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            self.progress(f"The pool {names[0]}{more} {'admit' if more else 'admits'} one run at a time")
 
     def _spawn(self, plan: ServicePlan, url: str, defaults: Mapping[str, str]) -> None:
         record = self.state.records.get(plan.name)
@@ -176,6 +192,8 @@ class StackOperation:
             f"Restarting {what}: its settings changed, or it does not answer" if restart else f"Starting {what}"
         )
         self._stop(plan.name)  # also children of a dead process
+        if plan.name == "code":
+            self.layout.code_addresses.unlink(missing_ok=True)
         process = start_service(plan, layout=self.layout, url=url, defaults=defaults, environ=self.environ)
         self._save(self.state.with_record(plan.name, Record(process=process, port=plan.port, settings=plan.settings)))
         self.started.append(plan.name)

@@ -16,7 +16,7 @@ from icedb_dagster.dev.stack.home import variables
 from icedb_dagster.dev.stack.layout import StackLayout
 from icedb_dagster.dev.stack.postgres import find_server
 from icedb_dagster.dev.stack.processes import is_running
-from icedb_dagster.dev.stack.state import ServiceName, State
+from icedb_dagster.dev.stack.state import SERVICES, ServiceName, State
 
 __all__ = [
     "DATABASE",
@@ -83,7 +83,8 @@ def describe(
     layout: StackLayout, state: State, *, environ: Mapping[str, str] = os.environ
 ) -> tuple[ServiceStatus, ...]:
     """Return a row for each service, and a second one for Postgres if an external one is used while our own runs."""
-    return (*_postgres_rows(layout, state, environ), _row(layout, state, "webserver"), _row(layout, state, "daemon"))
+    others = (_row(layout, state, name) for name in SERVICES if name != "postgres")
+    return (*_postgres_rows(layout, state, environ), *others)
 
 
 def describe_stack(

@@ -15,8 +15,8 @@ from icedb_dagster.dev.stack.processes import ProcessId
 
 __all__ = ["SERVICES", "Record", "ServiceName", "State", "checked_services", "read_state", "write_state"]
 
-ServiceName = Literal["postgres", "webserver", "daemon"]
-SERVICES: tuple[ServiceName, ...] = ("postgres", "webserver", "daemon")
+ServiceName = Literal["postgres", "code", "webserver", "daemon"]
+SERVICES: tuple[ServiceName, ...] = ("postgres", "code", "webserver", "daemon")
 
 
 def checked_services(names: Collection[str]) -> list[ServiceName]:

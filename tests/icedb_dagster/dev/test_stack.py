@@ -22,7 +22,7 @@ dagster = pytest.importorskip("dagster")
 import icedb
 from icedb.errors import StackError
 from icedb_dagster.dev import stack
-from icedb_dagster.dev.stack import database, home, layout, placement, ports, processes, services, state
+from icedb_dagster.dev.stack import database, home, layout, logs, placement, ports, processes, services, state
 from tests.support.processes import run_python
 from tests.support.waiting import wait_until
 
@@ -245,7 +245,7 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
     assert _by_name(stack.status(project))["postgres"].state == "running"
     assert stack.release(running) == ("postgres",)
     assert stack.down(project) == ()
-    assert [row.state for row in stack.status(project)] == ["stopped"] * 3
+    assert [row.state for row in stack.status(project)] == ["stopped"] * 4
     with pytest.raises(StackError, match=r"no stack runs in .*: start it with icedb-dagster up"):
         stack.find(project)
 
@@ -310,8 +310,8 @@ def test_a_killed_postgres_is_started_again_with_its_data(
     assert (as_table.returncode, as_json.returncode) == (1, 1)
     assert "A service has ended: see its log" in as_table.stderr
     rows = json.loads(as_json.stdout)
-    assert [row["state"] for row in rows] == ["ended", "stopped", "stopped"]
-    assert [row["ended"][:2] for row in rows] == ["20", "", ""]  # a time
+    assert [row["state"] for row in rows] == ["ended", "stopped", "stopped", "stopped"]
+    assert [row["ended"][:2] for row in rows] == ["20", "", "", ""]  # a time
     left_over = project / ".icedb-dagster" / "postgres" / "data" / "postmaster.pid"
     lines = left_over.read_text().splitlines()
     left_over.write_text("\n".join([str(bystander.pid), *lines[1:]]) + "\n")
@@ -324,8 +324,8 @@ def test_a_recycled_pid_is_not_killed(project: Path, bystander: subprocess.Popen
     paths = layout.open_layout(project)
     paths.create()
     record = state.Record(process=processes.ProcessId(pid=bystander.pid, started="before the reboot"), port=3000)
-    state.write_state(paths, state.State(records={"daemon": record, "webserver": record, "postgres": record}))
-    assert [row.state for row in stack.status(project)] == ["ended"] * 3
+    state.write_state(paths, state.State(records=dict.fromkeys(stack.SERVICES, record)))
+    assert [row.state for row in stack.status(project)] == ["ended"] * 4
     assert stack.down(project) == ()
     assert state.read_state(paths).records == {}
 
@@ -403,14 +403,14 @@ def test_log_lines_name_their_service_and_contain_no_password(project: Path, com
     long = list(stack.log_lines(project, services=["daemon"], lines=2_000, environ=environ))
     assert (len(long), long[0].text[:10]) == (2_000, "line 3002:")
     assert list(stack.log_lines(project, lines=0, environ=environ)) == []
-    with pytest.raises(StackError, match=r"unknown service nginx\. The services are postgres, webserver, daemon"):
+    with pytest.raises(StackError, match=r"unknown service nginx\. The services are postgres, code, webserver, daemon"):
         list(stack.log_lines(project, services=["nginx"]))
 
     output = command("logs", "daemon", "webserver", "-n", "1", "-d", project, **environ)
     assert output.stdout == "webserver │ url=postgresql://me:***@host/db ***\ndaemon    │ hal\n"
 
 
-def test_logs_are_followed_across_rotation(project: Path) -> None:
+def test_logs_are_followed_across_rotation(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = layout.open_layout(project)
     paths.create()
     log = paths.log("daemon")
@@ -423,8 +423,14 @@ def test_logs_are_followed_across_rotation(project: Path) -> None:
     with log.open("a") as file:
         file.write("lf\n")
     assert next(lines) == stack.LogLine("daemon", "half")
-    log.replace(log.with_name("daemon.log.1"))
-    log.write_text("anew\n")
+    with monkeypatch.context() as patched, log.open("a") as of_the_service:
+        patched.setattr(logs, "LOG_BYTES_MAX", 10)
+        of_the_service.write("\x1b[32mcolored\x1b[0m\n")
+        of_the_service.flush()
+        logs.rotate_logs(paths.logs)
+        of_the_service.write("anew\n")
+    assert log.read_text() == "anew\n"
+    assert log.with_name("daemon.log.1").read_text() == "before\nwhole\nhalf\ncolored\n"
     paths.log("postgres").write_text("started\n")
     assert {next(lines), next(lines)} == {stack.LogLine("postgres", "started"), stack.LogLine("daemon", "anew")}
 
@@ -519,7 +525,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
     port = ports.free_port()
     running = stack.up(project, port=port)
     assert running.webserver_url == f"http://127.0.0.1:{port}"
-    assert [(row.state, row.started_here) for row in running.processes] == [("running", True)] * 3
+    assert [(row.state, row.started_here) for row in running.processes] == [("running", True)] * 4
     assert len(running.warnings) == 1
     assert "no_such_module" in running.warnings[0]
 
@@ -549,7 +555,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
     again = stack.up(project, progress=messages.append)
     assert not any(row.started_here for row in again.processes)
     assert again.webserver_url == moved.webserver_url
-    assert sum("already" in line for line in messages) == 3
+    assert sum("already" in line for line in messages) == 4
 
     # A demo in the same folder does not stop the database of the web server.
     started = {row.name: row.pid for row in running.processes}
@@ -559,8 +565,8 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
     assert stack.release(demo) == ()
     assert demo.postgres_url == running.postgres_url
 
-    assert len(_processes_of(project)) >= 5  # with both code servers
-    assert stack.down(project) == ("daemon", "webserver", "postgres")
+    assert len(_processes_of(project)) >= 7  # with a proxy and a code server for the location that loads
+    assert stack.down(project) == ("daemon", "webserver", "code", "postgres")
     assert _processes_of(project) == []
 
 
@@ -585,15 +591,15 @@ def test_a_failed_start_is_reported_and_leaves_no_process(project: Path, command
     with pytest.raises(StackError, match=r"dagster\.yaml") as caught:
         stack.up(project, services=("postgres", "daemon"))
     assert "no_such_option" in "".join(caught.value.__notes__)
-    assert [row.state for row in stack.status(project)] == ["stopped"] * 3
+    assert [row.state for row in stack.status(project)] == ["stopped"] * 4
 
     (project / "dagster.yaml").unlink()
     (project / "workspace.yaml").write_text("load_from: 7\n")
     failed = command("up", "--no-daemon", "-d", project, "--port", str(ports.free_port()))
     assert failed.returncode == 1
-    assert "error: the web server does not work: it ended. See its log" in failed.stderr
+    assert "error: the code server does not work: it ended. See" in failed.stderr
     assert "load_from" in failed.stderr
-    assert [row.state for row in stack.status(project)] == ["stopped"] * 3
+    assert [row.state for row in stack.status(project)] == ["stopped"] * 4
 
 
 # The command

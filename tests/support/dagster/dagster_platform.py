@@ -45,13 +45,24 @@ FORCED_CANCEL = """mutation($run: String!) { terminateRun(runId: $run,
 terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename ... on PythonError { message } } }"""
 
 
-def ask(port: int, query: str, **variables: Any) -> Any:
-    """Send a GraphQL request to the web server at a port, and return the answer."""
+#: Queries of the tables of runs and of events.
+RUNS = "{ runsOrError(limit: 1) { __typename ... on Runs { results { runId } } } }"
+ASSETS = "{ assetsOrError(limit: 1) { __typename ... on AssetConnection { nodes { id } } } }"
+
+
+def post(port: int, query: str, **variables: Any) -> Any:
+    """Send a GraphQL request to the web server at a port, and return the response."""
     body = json.dumps({"query": query, "variables": variables})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("POST", "/graphql", body=body, headers={"Content-Type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     connection.close()
+    return answer
+
+
+def ask(port: int, query: str, **variables: Any) -> Any:
+    """Send a GraphQL request to the web server at a port, and return its only value."""
+    answer = post(port, query, **variables)
     assert "errors" not in answer, answer
     [value] = answer["data"].values()
     assert "message" not in value, value
@@ -171,9 +182,19 @@ class Platform:
         assert matches is not None
         return matches
 
+    def log(self, service: stack.ServiceName) -> str:
+        """Return what a service has written."""
+        return (self.project / ".icedb-dagster" / "logs" / f"{service}.log").read_text()
+
     def up(self) -> None:
-        """Start the services that have ended."""
+        """Start the services that have ended.
+
+        The web server has connections to a Postgres that was stopped. The first query with each of them fails, as a
+        user sees it. So this also queries the tables of runs and of events until both answer.
+        """
         stack.up(self.project)
+        for query in (RUNS, ASSETS):
+            until(lambda query=query: "PythonError" not in json.dumps(post(self.port, query)), "answer to a query")
 
     def ask(self, query: str, **variables: Any) -> Any:
         """Send a GraphQL request to the web server, and return the answer."""

@@ -1,0 +1,62 @@
+"""When the code servers of a stack are reloaded. `test_stack.py` and `test_faults.py` run and kill real ones."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+dagster = pytest.importorskip("dagster")
+
+from dagster._core.errors import DagsterUserCodeUnreachableError
+
+from icedb_dagster.dev.code_servers import Location
+
+pytestmark = pytest.mark.dagster
+
+
+@dataclass
+class Server:
+    """A client of a code server that answers if it works, and that a reload repairs or not."""
+
+    works: bool = True
+    repairable: bool = True
+    #: The times of reloads.
+    reloads: list[float] = field(default_factory=list)
+    now_s: float = 0
+
+    def ping(self, _echo: str) -> None:
+        if not self.works:
+            raise DagsterUserCodeUnreachableError("no answer\nand a trace")
+
+    def reload_code(self, _timeout: int) -> None:
+        self.reloads.append(self.now_s)
+        self.works = self.repairable
+        self.ping("")
+
+    def checked(self, location: Location, *times_s: float) -> list[float]:
+        self.reloads.clear()
+        for self.now_s in times_s:
+            location.check(self.now_s)
+        return list(self.reloads)
+
+
+def test_a_location_that_does_not_answer_twice_is_reloaded(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    location = Location("tables", server)
+    assert server.checked(location, 0, 5, 10) == []
+    server.works = False
+    assert server.checked(location, 15) == []
+    assert server.checked(location, 20) == [20]
+    assert capsys.readouterr().err == "code location tables does not answer (no answer); reloading it\n"
+    server.works = False
+    assert server.checked(location, 25, 30, 35) == [30], "the failures are counted from the reload on"
+
+
+def test_code_that_cannot_be_loaded_is_tried_ever_more_rarely(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(works=False, repairable=False)
+    location = Location("tables", server)
+    assert server.checked(location, *range(0, 300, 5)) == [5, 15, 35, 75, 135, 195, 255]
+    assert "code location tables cannot be reloaded: no answer\n" in capsys.readouterr().err
+    server.works = server.repairable = True
+    assert server.checked(location, 300) == []
+    server.works = False
+    assert server.checked(location, 305, 310) == [310]
