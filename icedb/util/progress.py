@@ -14,9 +14,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
+from time import monotonic
 from typing import Literal
 
-__all__ = ["COMMITTING", "DELETING", "Advance", "Progress", "Unit", "has_watcher", "progress", "watch_progress"]
+__all__ = [
+    "COMMITTING",
+    "DELETING",
+    "Advance",
+    "LogPace",
+    "Progress",
+    "Unit",
+    "has_watcher",
+    "progress",
+    "watch_progress",
+]
+
+LINE_S = 5
 
 #: The name of the request that publishes a change. As soon as it has begun, the change may be visible.
 COMMITTING = "committing"
@@ -40,6 +53,24 @@ class Progress:
     done: int
     total: int | None
     over: bool = False
+
+
+class LogPace:
+    """Decides which steps of a long work are logged: one in five seconds, and the last one.
+
+    Dagster stores each line of a run's log as an event, and a merge may have ten thousand steps.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = monotonic() + LINE_S
+
+    def logs(self, *, is_last: bool) -> bool:
+        """Return whether to log a step now."""
+        now_s = monotonic()
+        if not is_last and now_s < self._next_s:
+            return False
+        self._next_s = now_s + LINE_S
+        return True
 
 
 _watcher: ContextVar[Callable[[Progress], None] | None] = ContextVar("icedb_progress_watcher", default=None)

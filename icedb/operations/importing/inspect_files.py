@@ -13,7 +13,7 @@ from icedb.operations.importing.parquet_footer import ContentRequest, FileConten
 from icedb.operations.rewrite.engine import DistributedTask, ResourceLimits
 from icedb.storage.location import Location
 from icedb.transaction.table_handle import Handle
-from icedb.util.progress import progress
+from icedb.util.progress import LogPace, progress
 
 __all__ = ["ExamineTask", "FooterTask", "map_files"]
 
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 # Each file waits for the store most of the time.
 FILES_AT_ONCE = 16
-FILES_PER_LINE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,13 @@ def map_files(
 ) -> list[_Result]:
     """Apply a function to each item, `at_once` at a time, and report progress. The first failure stops it."""
     done: list[_Result] = []
+    pace = LogPace()
     with progress(name, len(items), "files") as advance, ThreadPoolExecutor(at_once) as pool:
         try:
             for result in pool.map(do, items):
                 done.append(result)
                 advance(1)
-                if len(done) % FILES_PER_LINE == 0:
+                if pace.logs(is_last=len(done) == len(items)):
                     logger.info("%s: %s: %d of %d", handle.table, name, len(done), len(items))
         except BaseException:
             pool.shutdown(cancel_futures=True)

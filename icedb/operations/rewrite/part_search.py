@@ -15,7 +15,7 @@ from icedb.sql.connection_pool import reader
 from icedb.sql.connections import MIB, memory_bytes_default
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
-from icedb.util.progress import progress
+from icedb.util.progress import LogPace, progress
 from icedb.util.temporary_files import temporary_folder
 
 __all__ = ["PartSearch", "search_batches"]
@@ -82,9 +82,11 @@ class PartSearch(DistributedTask[tuple[Part, ...], Result]):
             progress(self.name, len(inputs), "parts") as advance,
         ):
             self.prepare(con)
+            pace = LogPace()
             for number, parts in enumerate(items, start=1):
                 with small_parts_here(handle, parts, folder / str(number), memory_bytes) as here:
                     results.append(self.search(handle, con, here))
                 advance(len(parts))
-                logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
+                if pace.logs(is_last=number == len(items)):
+                    logger.info("%s: %d of %d batches of parts are searched", handle.table, number, len(items))
         return results

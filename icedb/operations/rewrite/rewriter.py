@@ -55,7 +55,7 @@ from icedb.sql.types import describe
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.storage.parts import Part
 from icedb.transaction.table_handle import Handle
-from icedb.util.progress import Advance, progress
+from icedb.util.progress import Advance, LogPace, progress
 from icedb.util.temporary_files import temporary_folder
 from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings
 from icedb.writer.encoding.parquet_file import EncodedPart, encode_tables, write_query
@@ -179,8 +179,15 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
         """Write the new parts under their keys. The first failure stops all."""
         written: list[NewPart] = []
 
+        pace = LogPace()
+
         def finish(rewrite: Rewrite, writing: Future[_WrittenFile]) -> None:
-            written.append(self._finished(handle, rewrite, writing, number=len(written) + 1, of=len(rewrites)))
+            written.append(writing.result().new_part())
+            if pace.logs(is_last=len(written) == len(rewrites)):
+                logger.info(
+                    "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
+                    handle.table, len(written), len(rewrites), len(rewrite.inputs), rewrite.bytes, rewrite.partition,
+                )  # fmt: skip
             advance(rewrite.bytes)
 
         begun: deque[tuple[Rewrite, Future[_WrittenFile]]] = deque()
@@ -195,16 +202,6 @@ class Rewriting(DistributedTask[Rewrite, NewPart]):
         while begun:
             finish(*begun.popleft())
         return written
-
-    def _finished(
-        self, handle: Handle, rewrite: Rewrite, writing: Future[_WrittenFile], *, number: int, of: int
-    ) -> NewPart:
-        new = writing.result().new_part()
-        logger.info(
-            "%s: rewrite %d of %d is written: %d parts, %d bytes of '%s'",
-            handle.table, number, of, len(rewrite.inputs), rewrite.bytes, rewrite.partition,
-        )  # fmt: skip
-        return new
 
 
 def rewrite_parts(

@@ -280,6 +280,17 @@ def test_a_merge_larger_than_memory_spills_to_disk(local: Any, caplog: pytest.Lo
         assert message in caplog.text
 
 
+def test_a_merge_of_many_groups_logs_few_lines(local: Any, caplog: pytest.LogCaptureFixture) -> None:
+    table = make(local, partition_by=["n"], sort_by=["s"])
+    for _ in range(2):
+        table.insert(duckdb.sql("SELECT i AS n, 'a' AS s FROM range(40) r(i)"))
+    caplog.set_level(logging.INFO, "icedb")
+    assert table.merge(tiers=None).merged_parts == 80
+    lines = [r.getMessage() for r in caplog.records if "rewrite " in r.getMessage()]
+    assert len(lines) < 5, "one line in five seconds"
+    assert "rewrite 40 of 40 is written" in lines[-1]
+
+
 @pytest.mark.parametrize(
     "options",
     [
