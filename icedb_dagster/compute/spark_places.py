@@ -20,7 +20,7 @@ import dagster as dg
 from pydantic import Field
 
 from icedb.errors import InvalidOption
-from icedb.spark.java import find_java, prepare_environment
+from icedb.spark.java import find_java, prepare_environment, python_without_space
 from icedb.storage.option_names import SECRET_OPTIONS
 from icedb_dagster.dagster_internals import internal
 from icedb_dagster.resource_fields import CheckedFields
@@ -209,13 +209,14 @@ class StandaloneSpark(_DriverHere):
             _refuse("StandaloneSpark", "master", self.master, "spark://host:7077")
         environment = {**os.environ, **self.env}
         options = spark_options("StandaloneSpark", self.conf, self.py_files)
+        python = python_without_space(Path(sys.executable), environment)
         return self._launch(
             _spark_submit(environment, self.master, options, program, arguments),
             {
                 # Fewer variables than for a local Spark: the executors must be able to reach the driver's address.
                 "JAVA_HOME": str(find_java(environment).path),
-                "PYSPARK_DRIVER_PYTHON": sys.executable,
-                "PYSPARK_PYTHON": self.executor_python or sys.executable,
+                "PYSPARK_DRIVER_PYTHON": python,
+                "PYSPARK_PYTHON": self.executor_python or python,
             },
         )
 

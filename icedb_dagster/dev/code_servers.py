@@ -72,6 +72,8 @@ class Location:
             self.client.reload_code(RELOAD_S_MAX)
         except unreachable as error:
             _log(f"code location {self.name} cannot be reloaded: {_first_line(error)}")
+        else:
+            _log(f"code location {self.name} is reloaded")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ dg = pytest.importorskip("dagster")
 
 from icedb_dagster import IceDBResource, icedb_pool
 from icedb_dagster.dev import stack
+from icedb_dagster.dev.stack.graphql import location_errors
 from tests.support.dagster.dagster_jobs import maintain
 from tests.support.dagster.dagster_platform import CODE, FORCED_CANCEL, MERGE, Platform, running, shipped, until
 from tests.support.object_stores.stores import BUCKET
@@ -205,7 +206,8 @@ def a_worker_outlives_its_code_server_and_the_run_of_a_dead_one_fails(platform: 
     platform.open("orphaned", "before-claim")
     assert platform.ended(runs[1]) == ["SUCCESS"], platform.why(runs[1])
     # The stack has started another code server, which starts runs.
-    until(lambda: "reloading it" in platform.log("code"), "reload of the code location")
+    until(lambda: "tested is reloaded" in platform.log("code"), "another code server")
+    until(lambda: location_errors(platform.port) == (), "recovery of the web server")
     assert platform.ended(platform.merge("lost")) == ["SUCCESS"]
     _check_free_and_exact(platform, *tables)
 

@@ -253,6 +253,12 @@ def test_an_input_that_spark_rejects_is_an_error_in_words(table: Table, text: st
         play(table, failing(text))
 
 
+def test_a_driver_without_the_data_source_has_written_nothing(table: Table) -> None:
+    text = "An error occurred while calling o2.save.\n: org.apache.spark.sql.AnalysisException: "
+    with pytest.raises(SparkJobFailed, match="whose path must have no space"):
+        play(table, failing(f"{text}[DATA_SOURCE_NOT_FOUND] Failed to find the data source: icedb. Make sure that"))
+
+
 @pytest.mark.parametrize(
     ("file", "lost"),
     [

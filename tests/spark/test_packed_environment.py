@@ -61,7 +61,7 @@ def test_executors_run_in_a_packed_environment(spark_home: Path, tmp_path: Path)
     env = environment(spark_home)
     cluster = {name: value for name, value in env.items() if name != "PYTHONPATH"}  # nothing of this checkout
     config = TWO_EXECUTORS | {"spark.archives": f"{archive}#environment", "spark.executor.memory": "512m"}
-    python = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": sys.executable}
+    python = {"PYSPARK_PYTHON": "./environment/bin/python"}
     table = Table.create(tmp_path / "table", partition_by=["n % 3 AS third"], sort_by=["n"])
     with (
         standalone(tmp_path, cluster) as master,

@@ -77,6 +77,10 @@ _HAPPENED = {
         "processes that use too much memory: give the executors more (spark.executor.memoryOverhead), or let fewer "
         "tasks run in one at a time (spark.executor.cores)."
     ),
+    r"DATA_SOURCE_NOT_FOUND\] Failed to find the data source: icedb\b": (
+        "Spark does not find the data source 'icedb'. Install icedb-dagster[spark] in the driver's Python "
+        "(PYSPARK_DRIVER_PYTHON), whose path must have no space."
+    ),
     r"PYTHON_VERSION_MISMATCH": (
         "the executors run another Python than this program. Set PYSPARK_PYTHON to the same version."
     ),
@@ -87,7 +91,7 @@ _HAPPENED = {
 
 # Patterns of failures during planning, in a task, or in the computation of the rows.
 _BEFORE_COMMIT = re.compile(
-    r"Job aborted due to stage failure|Task \d+ in stage|Failed to (?:create|lookup|plan) "
+    r"Job aborted due to stage failure|DATA_SOURCE_NOT_FOUND\]|Task \d+ in stage|Failed to (?:create|lookup|plan) "
     r"|Traceback \(most recent"  # of a Python function of the frame, or of a task; Spark may omit its own message
     r"|\A(?:\([\w.$]+\) )?"  # Spark Connect's name of the error
     r"\[(?!PYTHON_DATA_SOURCE_ERROR|SPARK_JOB_CANCELLED|OPERATION_|SESSION_|INTERNAL_ERROR)[A-Z_.]+\]"

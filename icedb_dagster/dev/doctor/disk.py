@@ -6,8 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 
-import dagster as dg
-
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.stack.database import ServerInfo
 
@@ -18,9 +16,9 @@ FREE_BYTES_MIN = 1 << 30
 FREE_BYTES_LOW = 5 << 30
 
 
-def examine_disks(instance: dg.DagsterInstance, server: ServerInfo | str | None) -> DoctorFinding:
+def examine_disks(instance_folder: str, server: ServerInfo | str | None) -> DoctorFinding:
     """Look at the free space of the instance's folders on this machine. `server`: its Postgres, or an error."""
-    folders = {"the instance": instance.root_directory, "temporary files": tempfile.gettempdir()}
+    folders = {"the instance": instance_folder, "temporary files": tempfile.gettempdir()}
     if isinstance(server, ServerInfo) and server.data_folder is not None:
         folders["Postgres"] = server.data_folder
     return judge_free_space({f"{name} ({folder})": _free_bytes(folder) for name, folder in folders.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -56,6 +57,8 @@ def examine(
         except IceDBError as error:
             remedy = "icedb-dagster up, or set DAGSTER_HOME and the variables that its dagster.yaml names"
             findings.append(problem("instance", _with_notes(error), remedy))
+            # A full disk may be the reason.
+            findings.append(examine_disks(os.environ.get("DAGSTER_HOME") or str(open_layout(project).root), None))
         else:
             instance = used.instance
             findings.append(ok("instance", used.found_by))
@@ -86,7 +89,7 @@ def _examine_instance(
     server = cache(lambda: query_server(instance))  # once, and its errors are those of a part
     if settings.on_postgres:
         parts["postgres"] = lambda: examine_database(instance, server(), clock)
-    parts["disk"] = lambda: [examine_disks(instance, server() if settings.on_postgres else None)]
+    parts["disk"] = lambda: [examine_disks(instance.root_directory, server() if settings.on_postgres else None)]
     if settings.has_pools:
         parts["pools"] = lambda: _examine_pools(instance, code, settings, clock)
     parts["runs"] = lambda: judge_runs(read_started(instance))

@@ -7,7 +7,6 @@ code servers. As for all Dagster commands, a `.env` in the project's folder is p
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
@@ -25,7 +24,7 @@ from icedb.util.temporary_files import temporary_folder
 from icedb_dagster.dagster_internals import internal
 from icedb_dagster.dev import stack as local_stack
 from icedb_dagster.dev.project.automations import Automation, automations_of, automations_of_server
-from icedb_dagster.dev.stack.home import environment_with, open_instance
+from icedb_dagster.dev.stack.home import environment_with, open_instance, without_warnings
 from icedb_dagster.dev.stack.layout import open_layout
 from icedb_dagster.locking.table_lock import table_pools
 from icedb_dagster.metadata.error_text import essence, root_cause
@@ -100,14 +99,12 @@ def _whole(instance: dg.DagsterInstance) -> dg.DagsterInstance:
 
 
 def _instance_of_home(home: str) -> dg.DagsterInstance:
-    logging.disable(logging.WARNING)  # Dagster logs each attempt to connect
+    timeout = os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)
     try:
-        with environment_with({"PGCONNECT_TIMEOUT": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT_S)}):
+        with without_warnings(), environment_with({"PGCONNECT_TIMEOUT": timeout}):
             return _whole(dg.DagsterInstance.get())
     except Exception as problem:  # noqa: BLE001 - from the configuration, the file system, the driver, or any storage class
         raise StackError(f"the instance of DAGSTER_HOME={home} cannot be opened: {reason_of(problem)}") from None
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def load_code(project_dir: str | Path) -> LoadedCode:

@@ -4,6 +4,7 @@ The folder's `dagster.yaml` is a copy of the project's own, or else of the one i
 Dagster finds the instance by two environment variables, see `variables`.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,15 @@ from icedb_dagster.dev.stack.layout import StackLayout, write_private
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-__all__ = ["PACKAGED_CONFIG", "environment_with", "install_config", "memory_share", "open_instance", "variables"]
+__all__ = [
+    "PACKAGED_CONFIG",
+    "environment_with",
+    "install_config",
+    "memory_share",
+    "open_instance",
+    "variables",
+    "without_warnings",
+]
 
 PACKAGED_CONFIG = Path(__file__).with_name("dagster.yaml")
 
@@ -47,16 +56,30 @@ def variables(dagster_home: Path, url: str) -> dict[str, str]:
 def open_instance(dagster_home: Path, url: str) -> Iterator["DagsterInstance"]:
     """Yield the instance, opened in this process. Creates Dagster's tables if they are missing."""
     from dagster import DagsterError, DagsterInstance
+    from dagster_postgres.utils import DagsterPostgresException
     from sqlalchemy.exc import SQLAlchemyError
 
     with environment_with(variables(dagster_home, url)):
         try:
-            with DagsterInstance.from_config(str(dagster_home)) as instance:
+            with without_warnings():
+                opened = DagsterInstance.from_config(str(dagster_home))
+            with opened as instance:
                 yield instance
-        except (DagsterError, SQLAlchemyError) as problem:
-            error = StackError(f"Dagster cannot open the instance of {dagster_home / 'dagster.yaml'}")
-            error.add_note(without_password(str(problem), url=url))
+        except (DagsterError, SQLAlchemyError, DagsterPostgresException) as problem:
+            error = StackError(f"Dagster cannot use the instance of {dagster_home / 'dagster.yaml'}")
+            cause = problem.__cause__ if isinstance(problem, DagsterPostgresException) else None
+            error.add_note(without_password(str(cause or problem), url=url))
             raise error from None
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Suppress log lines below ERROR for the block: Dagster logs each attempt to connect."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager

@@ -46,7 +46,9 @@ def test_a_location_that_does_not_answer_twice_is_reloaded(capsys: pytest.Captur
     server.works = False
     assert server.checked(location, 15) == []
     assert server.checked(location, 20) == [20]
-    assert capsys.readouterr().err == "code location tables does not answer (no answer); reloading it\n"
+    assert capsys.readouterr().err == (
+        "code location tables does not answer (no answer); reloading it\ncode location tables is reloaded\n"
+    )
     server.works = False
     assert server.checked(location, 25, 30, 35) == [30], "the failures are counted from the reload on"
 
