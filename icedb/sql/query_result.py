@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from icedb.errors import InvalidOption
 from icedb.sql.connections import ROWS_PER_BATCH
+from icedb.sql.selects import check_kind
 from icedb.util.arguments import checks_arguments
 from icedb.util.optional_deps import import_optional
 
@@ -169,14 +170,21 @@ class QueryResult:
         Returns:
             A lazy result.
 
+        Raises:
+            InvalidOption: `sql` is not one SELECT.
+            InvalidQuery: DuckDB rejects `sql`.
+
         Example:
             ```python
             daily = table.query("SELECT d, count(*) AS events FROM t GROUP BY d")
             busiest = daily.query("daily", "SELECT * FROM daily ORDER BY events DESC LIMIT 3")
             ```
         """
-        with self._translate_errors():
+        with self._translate_errors(), duckdb.connect() as con:
+            check_kind(con, sql, table="the query of a result", relation=name)
             relation = self.relation.query(name, sql)
+        if relation is None:
+            raise InvalidOption(f"the query of a result explains a query: {sql.strip()[:80]!r}. Call explain() of it.")
         again = self._again
         return QueryResult(relation, self._translate, None if again is None else lambda: again().query(name, sql))
 

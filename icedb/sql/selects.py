@@ -16,7 +16,7 @@ from icedb.errors import InvalidOption
 from icedb.sql.expressions import syntax_tree, walk
 from icedb.sql.user_queries import check_reads
 
-__all__ = ["check_select"]
+__all__ = ["check_kind", "check_select"]
 
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?", re.IGNORECASE)
 # Functions of a SELECT that write, change the connection, or run SQL from a text.
@@ -37,12 +37,13 @@ def check_select(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, sandbo
     if sandbox:
         check_reads(sql, tables=("t", "final"), table=table)
         return
-    _check_kinds(con, sql, table)
+    check_kind(con, sql, table=table)
     if name := next(filter(_acts, _called(sql)), None):
         raise InvalidOption(f"{table}: the query calls {name}(), which does more than read. Leave it out.")
 
 
-def _check_kinds(con: duckdb.DuckDBPyConnection, sql: str, table: str) -> None:
+def check_kind(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, relation: str = "t") -> None:
+    """Raise InvalidOption unless `sql`, a query over `relation`, is one SELECT, or EXPLAIN of one."""
     statements = con.extract_statements(sql)
     # For PIVOT, DuckDB adds a CREATE TYPE statement without text.
     kinds = [s.type for s in statements if s.type != duckdb.StatementType.CREATE or s.query]
@@ -50,7 +51,8 @@ def _check_kinds(con: duckdb.DuckDBPyConnection, sql: str, table: str) -> None:
         kinds = [s.type for s in con.extract_statements(sql[prefix.end() :])]  # EXPLAIN ANALYZE runs what it explains
     if kinds != [duckdb.StatementType.SELECT]:
         raise InvalidOption(
-            f"{table}: the query returns no rows, or is not one SELECT: {sql.strip()[:80]!r}. Write one SELECT over t."
+            f"{table}: the query returns no rows, or is not one SELECT: {sql.strip()[:80]!r}. "
+            f"Write one SELECT over {relation}."
         )
 
 

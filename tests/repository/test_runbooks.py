@@ -194,7 +194,13 @@ def test_a_table_is_restored_from_a_copy_in_another_bucket(s3_server: S3Server) 
     for command in commands:
         words = command.replace("s3://lake", f"s3://{names['lake']}").replace("s3://backup", f"s3://{names['backup']}")
         done = subprocess.run(
-            [Path(sys.executable).with_name("aws"), *words.split()[1:], "--endpoint-url", s3_server.endpoint],
+            [
+                sys.executable,
+                Path(sys.executable).with_name("aws"),
+                *words.split()[1:],
+                "--endpoint-url",
+                s3_server.endpoint,
+            ],
             env={**os.environ, **s3_server.storage_options},
             capture_output=True,
             text=True,

@@ -122,8 +122,11 @@ def test_arguments_are_passed_to_duckdb(result: QueryResult) -> None:
     "sql", ["", "-- nothing", "SET threads = 1", "SELECT 1; SELECT 2", "COPY t TO '/tmp/icedb-not-there.csv'"]
 )
 def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, sql: str) -> None:
+    rows = table.query("FROM t")
     with pytest.raises(InvalidOption, match="returns no rows, or is not one SELECT"):
         table.query(sql)
+    with pytest.raises(InvalidOption, match=r"returns no rows, or is not one SELECT.* over all_rows"):
+        rows.query("all_rows", sql)
     assert not Path("/tmp/icedb-not-there.csv").exists()
 
 
@@ -136,6 +139,12 @@ def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, s
 def test_a_statement_that_returns_rows_is_a_query(table: Table, sql: str) -> None:
     assert table.query(sql).fetchall()
     assert list(table.query(sql))
+    rows, over_rows = table.query("FROM t"), sql.replace(" t", " all_rows")
+    if sql.startswith("EXPLAIN"):
+        with pytest.raises(InvalidOption, match="explains a query"):
+            rows.query("all_rows", over_rows)
+    elif not sql.startswith("PIVOT"):  # DuckDB does not run it over a relation
+        assert rows.query("all_rows", over_rows).fetchall()
 
 
 @pytest.mark.sampled(days=3)
