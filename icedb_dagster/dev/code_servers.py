@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,16 @@ def main(workspace: str, addresses: str, logs: str) -> None:
         while not ended.wait(CHECK_S):
             for location in locations:
                 location.check(time.monotonic())
-            rotate_logs(Path(logs))
+            try:
+                rotate_logs(Path(logs))
+            except OSError as error:
+                _log(f"the logs cannot be rotated: {error}")
 
 
 def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)  # noqa: T201 -- the log of the service
+    """Write a line to the log of the service, unless the disk is full: code servers must survive that."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _first_line(error: Exception) -> str:

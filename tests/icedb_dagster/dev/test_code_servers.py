@@ -1,6 +1,11 @@
 """When the code servers of a stack are reloaded. `test_stack.py` and `test_faults.py` run and kill real ones."""
 
+import errno
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +13,7 @@ dagster = pytest.importorskip("dagster")
 
 from dagster._core.errors import DagsterUserCodeUnreachableError
 
+from icedb_dagster.dev import code_servers
 from icedb_dagster.dev.code_servers import Location
 
 pytestmark = pytest.mark.dagster
@@ -62,3 +68,38 @@ def test_code_that_cannot_be_loaded_is_tried_ever_more_rarely(capsys: pytest.Cap
     assert server.checked(location, 300) == []
     server.works = False
     assert server.checked(location, 305, 310) == [310]
+
+
+class FullDisk:
+    """An output on a disk without space."""
+
+    def write(self, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flush = write
+
+
+def test_code_servers_run_on_while_the_disk_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    attempts: list[Path] = []
+
+    def rotate(folder: Path) -> None:
+        attempts.append(folder)
+        if len(attempts) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    @contextmanager
+    def serve(_workspace: Path, _addresses: Path) -> Iterator[list[Location]]:
+        yield []
+
+    monkeypatch.setattr(code_servers, "CHECK_S", 0.01)
+    monkeypatch.setattr(code_servers, "rotate_logs", rotate)
+    monkeypatch.setattr(code_servers, "serve", serve)
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        code_servers.main("workspace.yaml", "addresses.yaml", str(tmp_path))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert attempts == [tmp_path] * 3
