@@ -66,14 +66,13 @@ class Location:
             self.not_before_s = now_s + self.wait_s
             _log(f"code location {self.name} does not answer ({_first_line(error)}); reloading it")
         else:
+            if self.failures >= FAILURES_MAX:
+                _log(f"code location {self.name} answers again")
             self.failures, self.wait_s, self.not_before_s = 0, CHECK_S, 0
             return
-        try:
+        # The proxy returns an error if the old server, which it stops, is gone. The next check shows the result.
+        with suppress(unreachable):
             self.client.reload_code(RELOAD_S_MAX)
-        except unreachable as error:
-            _log(f"code location {self.name} cannot be reloaded: {_first_line(error)}")
-        else:
-            _log(f"code location {self.name} is reloaded")
 
 
 @contextmanager

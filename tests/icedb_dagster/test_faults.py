@@ -206,7 +206,7 @@ def a_worker_outlives_its_code_server_and_the_run_of_a_dead_one_fails(platform: 
     platform.open("orphaned", "before-claim")
     assert platform.ended(runs[1]) == ["SUCCESS"], platform.why(runs[1])
     # The stack has started another code server, which starts runs.
-    until(lambda: "tested is reloaded" in platform.log("code"), "another code server")
+    until(lambda: "tested answers again" in platform.log("code"), "another code server")
     until(lambda: location_errors(platform.port) == (), "recovery of the web server")
     assert platform.ended(platform.merge("lost")) == ["SUCCESS"]
     _check_free_and_exact(platform, *tables)

@@ -52,9 +52,7 @@ def test_a_location_that_does_not_answer_twice_is_reloaded(capsys: pytest.Captur
     server.works = False
     assert server.checked(location, 15) == []
     assert server.checked(location, 20) == [20]
-    assert capsys.readouterr().err == (
-        "code location tables does not answer (no answer); reloading it\ncode location tables is reloaded\n"
-    )
+    assert capsys.readouterr().err == "code location tables does not answer (no answer); reloading it\n"
     server.works = False
     assert server.checked(location, 25, 30, 35) == [30], "the failures are counted from the reload on"
 
@@ -63,9 +61,10 @@ def test_code_that_cannot_be_loaded_is_tried_ever_more_rarely(capsys: pytest.Cap
     server = Server(works=False, repairable=False)
     location = Location("tables", server)
     assert server.checked(location, *range(0, 300, 5)) == [5, 15, 35, 75, 135, 195, 255]
-    assert "code location tables cannot be reloaded: no answer\n" in capsys.readouterr().err
+    capsys.readouterr()
     server.works = server.repairable = True
     assert server.checked(location, 300) == []
+    assert capsys.readouterr().err == "code location tables answers again\n"
     server.works = False
     assert server.checked(location, 305, 310) == [310]
 
