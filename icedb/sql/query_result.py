@@ -15,8 +15,9 @@ import duckdb
 import pyarrow as pa
 
 from icedb.errors import InvalidOption
+from icedb.sql.connection_pool import scratch_connection
 from icedb.sql.connections import ROWS_PER_BATCH
-from icedb.sql.selects import check_kind
+from icedb.sql.selects import check_select
 from icedb.util.arguments import checks_arguments
 from icedb.util.optional_deps import import_optional
 
@@ -171,7 +172,7 @@ class QueryResult:
             A lazy result.
 
         Raises:
-            InvalidOption: `sql` is not one SELECT.
+            InvalidOption: `sql` is not one SELECT, or calls a function that does more than read.
             InvalidQuery: DuckDB rejects `sql`.
 
         Example:
@@ -180,8 +181,8 @@ class QueryResult:
             busiest = daily.query("daily", "SELECT * FROM daily ORDER BY events DESC LIMIT 3")
             ```
         """
-        with self._translate_errors(), duckdb.connect() as con:
-            check_kind(con, sql, table="the query of a result", relation=name)
+        with self._translate_errors(), scratch_connection() as con:
+            check_select(con, sql, table="the query of a result", relation=name)
             relation = self.relation.query(name, sql)
         if relation is None:
             raise InvalidOption(f"the query of a result explains a query: {sql.strip()[:80]!r}. Call explain() of it.")

@@ -16,7 +16,7 @@ from icedb.errors import InvalidOption
 from icedb.sql.expressions import syntax_tree, walk
 from icedb.sql.user_queries import check_reads
 
-__all__ = ["check_kind", "check_select"]
+__all__ = ["check_select"]
 
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?", re.IGNORECASE)
 # Functions of a SELECT that write, change the connection, or run SQL from a text.
@@ -28,8 +28,12 @@ _SWITCHES = ("disable_", "enable_", "verify_")
 _WORD = re.compile(r"\w+")
 
 
-def check_select(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, sandbox: bool) -> None:
+def check_select(
+    con: duckdb.DuckDBPyConnection, sql: str, *, table: str, sandbox: bool = False, relation: str = "t"
+) -> None:
     """Raise InvalidOption unless `sql` is one SELECT, or EXPLAIN of one. Raise InvalidQuery if a sandbox rejects it.
+
+    `relation` is the name of the rows in `sql`. In a sandbox it is "t".
 
     DESCRIBE, SUMMARIZE, VALUES, FROM and PIVOT are SELECTs, too. A sandbox rejects DESCRIBE, SUMMARIZE, EXPLAIN, and
     PIVOT without the values to pivot on. Raises DuckDB's errors for invalid SQL.
@@ -37,13 +41,12 @@ def check_select(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, sandbo
     if sandbox:
         check_reads(sql, tables=("t", "final"), table=table)
         return
-    check_kind(con, sql, table=table)
+    _check_kinds(con, sql, table, relation)
     if name := next(filter(_acts, _called(sql)), None):
         raise InvalidOption(f"{table}: the query calls {name}(), which does more than read. Leave it out.")
 
 
-def check_kind(con: duckdb.DuckDBPyConnection, sql: str, *, table: str, relation: str = "t") -> None:
-    """Raise InvalidOption unless `sql`, a query over `relation`, is one SELECT, or EXPLAIN of one."""
+def _check_kinds(con: duckdb.DuckDBPyConnection, sql: str, table: str, relation: str) -> None:
     statements = con.extract_statements(sql)
     # For PIVOT, DuckDB adds a CREATE TYPE statement without text.
     kinds = [s.type for s in statements if s.type != duckdb.StatementType.CREATE or s.query]

@@ -130,6 +130,11 @@ def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, s
     assert not Path("/tmp/icedb-not-there.csv").exists()
 
 
+def test_a_query_of_a_result_calls_no_function_that_does_more_than_read(result: QueryResult) -> None:
+    with pytest.raises(InvalidOption, match=r"calls write_log\(\), which does more than read"):
+        result.query("all_rows", "SELECT write_log('written') FROM all_rows")
+
+
 @pytest.mark.sampled(days=3)
 @pytest.mark.parametrize(
     "sql",
