@@ -4,6 +4,7 @@
 import dagster as dg
 from pydantic import Field
 
+from icedb.operations.health.table_health import Thresholds
 from icedb.operations.retention.cleanup import DELETES_MAX
 from icedb.operations.retention.merge_log import LINES_MAX, LOG_FILES_MIN
 from icedb.operations.retention.orphans import ORPHANS_MAX
@@ -14,6 +15,7 @@ __all__ = [
     "CleanupConfig",
     "DeleteConfig",
     "ExportConfig",
+    "MaintainConfig",
     "MergeConfig",
     "MergeLogConfig",
     "OrphansConfig",
@@ -52,6 +54,20 @@ class MergeLogConfig(_Changing):
 
     lines_max: int = Field(default=LINES_MAX, description="Maximum lines of the new log file.")
     files_min: int = Field(default=LOG_FILES_MIN, description="Minimum number of log files to merge.")
+
+
+class MaintainConfig(_Changing):
+    """The kinds of maintenance to do in one run, and the thresholds for what is due."""
+
+    kinds: list[str] = Field(
+        default=[],
+        description="Of merge_newest, merge_oldest, merge_log and cleanup; empty: those that are due now.",
+    )
+    part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size in bytes are merged.")
+    hot_ms: int = Field(
+        default=Thresholds().hot_ms, description="Milliseconds after its last rows for which a partition is hot."
+    )
+    hot_parts: int = Field(default=Thresholds().hot_parts, description="Small parts that a hot partition may have.")
 
 
 class TtlConfig(_Changing):

@@ -103,9 +103,10 @@ def build_table_definitions(
 
     The jobs are `<table>_merge_newest`, `_merge_oldest`, `_merge_log`, `_cleanup`, `_orphans`, `_verify`, and `_ttl`,
     `_export_delta` and `_export_iceberg` if the argument of that name is given. The sensor `<table>_maintenance_sensor`
-    starts merges and cleanups that are due. The other jobs have a schedule `<job>_schedule`. The jobs `_rewrite`,
-    `_delete` and `_restore` have none and are started by hand. A run's config is that of its step: `{"ops":
-    {"<job>_work": {"config": {...}}}}`. The table need not be an asset of these definitions.
+    starts merges and cleanups that are due: if several are, as one run of `<table>_maintain`. The other jobs have a
+    schedule `<job>_schedule`. The jobs `_rewrite`, `_delete` and `_restore` have none and are started by hand. A run's
+    config is that of its step: `{"ops": {"<job>_work": {"config": {...}}}}`. The table need not be an asset of these
+    definitions.
 
     A schedule of a merge, a cleanup or a TTL starts no run if its job has nothing to do. Its tick shows the reason.
 
@@ -212,7 +213,11 @@ def _sensors(
         commits = commits and replace(commits, running=True)
     if maintenance is not None:
         due = {name: jobs[name] for name in get_args(Due)}
-        sensors.append(build_maintenance_sensor(plan.key, maintenance, jobs=due, resource_key=plan.resource_key))
+        sensors.append(
+            build_maintenance_sensor(
+                plan.key, maintenance, jobs=due, maintain=jobs["maintain"], resource_key=plan.resource_key
+            )
+        )
     if commits is not None:
         sensors.append(build_commits_sensor(plan.key, commits, resource_key=plan.resource_key))
     return sensors

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import dagster as dg
 
 import icedb
+from icedb import Thresholds
 from icedb.errors import InvalidOption
+from icedb.operations.health.table_health import Due
 from icedb.operations.integrity.log_audit import Problem
 from icedb.operations.rewrite.delete import DeleteReport
 from icedb.operations.rewrite.engine import Engine
@@ -23,6 +25,7 @@ from icedb_dagster.maintenance.configs import (
     TABLE_DEFAULT,
     CleanupConfig,
     DeleteConfig,
+    MaintainConfig,
     MergeConfig,
     MergeLogConfig,
     OrphansConfig,
@@ -297,6 +300,46 @@ def _restore(task: MaintenanceTask[RestoreConfig]) -> MaintenanceReport:
     )
 
 
+def _maintain(task: MaintenanceTask[MaintainConfig]) -> MaintenanceReport:
+    """Do several kinds of maintenance. An error of one does not hold up the others, as in separate runs."""
+    table, config = task.table, task.config
+    if unknown := sorted(set(config.kinds) - set(get_args(Due))):
+        raise InvalidOption(f"{table.uri}: kinds has {unknown[0]!r}; give some of {', '.join(get_args(Due))}, or none.")
+    merging = {name: getattr(config, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
+    kinds = config.kinds or [r.due for r in table.health(Thresholds(**merging)).recommendations]
+    # What is due was decided by thresholds, not by the usual minimum of log files.
+    limits: Mapping[str, Mapping[str, object]] = {
+        "merge_newest": merging,
+        "merge_oldest": merging,
+        "merge_log": {"files_min": 2},
+        "cleanup": {},
+    }
+    reports: dict[str, MaintenanceReport] = {}
+    errors: list[Exception] = []
+    for verb in sorted((verb for verb in VERBS if verb.name in kinds), key=lambda verb: -verb.priority):
+        try:
+            of_verb = verb.config(**limits[verb.name], dry_run=config.dry_run)
+            reports[verb.name] = verb.work(replace(task, config=of_verb))
+        except Exception as error:  # noqa: BLE001  raised after the other kinds
+            error.add_note(f"{table.uri}: {verb.name} failed.")
+            errors.append(error)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ExceptionGroup(f"{table.uri}: kinds of maintenance failed", errors)
+    return MaintenanceReport(
+        {
+            "kinds of maintenance": ", ".join(reports) or "none: nothing is due",
+            **{
+                f"{name}: {figure}": value
+                for name, report in reports.items()
+                for figure, value in report.figures.items()
+                if figure not in dry(dry_run=config.dry_run)
+            },
+            **dry(dry_run=config.dry_run),
+        },
+        idle=all(report.idle for report in reports.values()),
+    )
+
+
 def _or_table_default(ms: int) -> int | None:
     return None if ms == TABLE_DEFAULT else ms
 
@@ -362,6 +405,15 @@ VERBS: tuple[MaintenanceVerb[Any], ...] = (
         CleanupConfig,
         _cleanup,
         "Deletes objects superseded longer ago than the grace period (VACUUM).",
+        may_be_idle=True,
+    ),
+    MaintenanceVerb(
+        "maintain",
+        MaintainConfig,
+        _maintain,
+        "Does all merges and the cleanup that are due, or those that its config names.",
+        priority=1,
+        rewrites=True,
         may_be_idle=True,
     ),
     MaintenanceVerb(

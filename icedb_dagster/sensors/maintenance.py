@@ -5,6 +5,9 @@ It requests runs of the recommended jobs at half of each threshold, so that the 
 a run of a job is queued or active in this code location, however it was started, no other is requested. The cursor has
 the last requests, see `icedb_dagster.sensors.run_requests`.
 
+A run takes seconds of processor time to start, so one run does several kinds of maintenance that are due. A kind whose
+last run failed gets a run of its own: its failures do not delay the others.
+
 The sensor relies on this behavior of Dagster's sensor daemon:
 
 - It evaluates one tick of a sensor at a time. Evaluation has no side effects: the daemon acts on the result afterwards.
@@ -17,7 +20,10 @@ The sensor relies on this behavior of Dagster's sensor daemon:
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import dagster as dg
 import msgspec
@@ -48,14 +54,20 @@ _MEGABYTE = 1_000_000
 
 
 def maintenance_sensor(
-    key: dg.AssetKey, settings: MaintenanceSensor, *, jobs: Mapping[Due, dg.JobDefinition], resource_key: str
+    key: dg.AssetKey,
+    settings: MaintenanceSensor,
+    *,
+    jobs: Mapping[Due, dg.JobDefinition],
+    maintain: dg.JobDefinition | None = None,
+    resource_key: str,
 ) -> dg.SensorDefinition:
     """Return the sensor `<table>_maintenance_sensor`, which requests runs of `jobs` that `Table.health` recommends.
 
-    `resource_key` is the key of the `IceDBResource`. Nothing is opened before the first tick.
+    One run of `maintain` does several kinds that are due. `resource_key` is the key of the `IceDBResource`. Nothing is
+    opened before the first tick.
     """
     name = f"{key.to_python_identifier()}_maintenance_sensor"
-    names = {due: job.name for due, job in jobs.items()}
+    names = _Names(name, {due: job.name for due, job in jobs.items()}, None if maintain is None else maintain.name)
 
     def tick(context: dg.SensorEvaluationContext, **_: object) -> dg.SensorResult:
         lake = getattr(context.resources, resource_key)
@@ -66,12 +78,12 @@ def maintenance_sensor(
             return dg.SensorResult(skip_reason=f"the table does not exist yet. {error}")
         if not health.log_files:
             open_tables.forget(lake, key)
-        return _MaintenanceTick(context, name, names, health, settings.thresholds).answer()
+        return _MaintenanceTick(context, names, health, settings.thresholds).answer()
 
     return dg.SensorDefinition(
         name=name,
         evaluation_fn=tick,
-        jobs=list(jobs.values()),
+        jobs=[*jobs.values(), *([] if maintain is None else [maintain])],
         minimum_interval_seconds=settings.interval_s,
         description=f"Starts maintenance of {key.to_user_string()} when it is due.",
         default_status=dg.DefaultSensorStatus.RUNNING if settings.running else dg.DefaultSensorStatus.STOPPED,
@@ -80,25 +92,29 @@ def maintenance_sensor(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of the sensor, of the job of each kind of maintenance, and of the job that does several kinds."""
+
+    sensor: str
+    jobs: Mapping[Due, str]
+    maintain: str | None
+
+
 class _MaintenanceTick:
     """One evaluation of the sensor."""
 
     def __init__(
         self,
         context: dg.SensorEvaluationContext,
-        name: str,
-        jobs: Mapping[Due, str],
+        names: _Names,
         health: TableHealth,
         thresholds: Thresholds,
     ) -> None:
         self._context = context
-        self._name = name
-        self._jobs = jobs
+        self._names = names
         # With other limits for small parts and hot partitions, a merge could find nothing to do.
-        merging = {name: getattr(thresholds, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
-        self._configs = {jobs[due]: merging for due in _MERGES if due in jobs}
-        if "merge_log" in jobs:
-            self._configs[jobs["merge_log"]] = {"files_min": 2}  # the thresholds decide, not this minimum
+        self._merging = {name: getattr(thresholds, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
         self._health = health
         #: Why maintenance that is due is not requested.
         self._notes: list[str] = []
@@ -108,13 +124,13 @@ class _MaintenanceTick:
         cursor = decode(self._context.cursor) if self._context.cursor else None
         if cursor is None:
             return self._begin()
-        requests = []
+        wanted = []
         for recommended in self._health.recommendations:
-            cursor, wanted = self._consider(cursor, recommended)
-            if wanted:
-                requests.append(self._request(cursor, recommended))
-        if requests:
-            return dg.SensorResult(run_requests=requests, cursor=encode(cursor))
+            cursor, is_wanted = self._consider(cursor, recommended)
+            if is_wanted:
+                wanted.append(recommended)
+        if wanted:
+            return dg.SensorResult(run_requests=list(self._requests(cursor, wanted)), cursor=encode(cursor))
         due = "; ".join(self._notes) or "nothing is due"
         return dg.SensorResult(skip_reason=f"{due}. {_figures(self._health)}", cursor=encode(cursor))
 
@@ -125,44 +141,69 @@ class _MaintenanceTick:
         reason = f"the sensor begins now; the next tick requests runs that are due. {_figures(self._health)}"
         return dg.SensorResult(skip_reason=reason, cursor=encode(begin(self._health.at_ms)))
 
-    def _request(self, cursor: RequestCursor, recommended: Recommendation) -> dg.RunRequest:
-        job = self._jobs[recommended.due]
+    def _requests(self, cursor: RequestCursor, wanted: Sequence[Recommendation]) -> Iterator[dg.RunRequest]:
+        """Yield one request for the kinds that one run does, and one for each other kind."""
+        together = [] if self._names.maintain is None else [r for r in wanted if not self._failed(r.due)]
+        if self._names.maintain is not None and len(together) > 1:
+            config = {"kinds": [r.due for r in together], **self._merging}
+            yield self._request(cursor, together, self._names.maintain, config)
+            wanted = [r for r in wanted if r not in together]
+        for recommended in wanted:
+            yield self._request(cursor, [recommended], self._names.jobs[recommended.due], self._config(recommended.due))
+
+    def _config(self, due: Due) -> Mapping[str, object]:
+        if due in _MERGES:
+            return self._merging
+        return {"files_min": 2} if due == "merge_log" else {}  # the thresholds decide, not the usual minimum
+
+    def _request(
+        self, cursor: RequestCursor, work: Sequence[Recommendation], job: str, config: Mapping[str, object]
+    ) -> dg.RunRequest:
         return dg.RunRequest(
-            run_key=run_key(self._name, cursor, recommended.due),
+            run_key=run_key(self._names.sensor, cursor, [r.due for r in work]),
             job_name=job,
-            run_config={"ops": {f"{job}_work": {"config": self._configs[job]}}} if job in self._configs else None,
-            tags={REASON_TAG: recommended.reason},
+            run_config={"ops": {f"{job}_work": {"config": config}}} if config else None,
+            tags={REASON_TAG: "; ".join(r.reason for r in work)},
         )
 
     def _consider(self, cursor: RequestCursor, recommended: Recommendation) -> tuple[RequestCursor, bool]:
         """Return the cursor after one recommendation, and whether to request a run."""
         due = recommended.due
-        job, before = self._jobs.get(due), cursor.requests.get(due)
+        job, before = self._names.jobs.get(due), cursor.requests.get(due)
         if job is None:
             self._notes.append(f"{due} is due, but has no job: {recommended.reason}")
             return cursor, False
-        if next(self._runs(job, _UNDER_WAY), None) is not None:
-            self._notes.append(f"{due} is due, but a run of {job} is queued or active")
+        if (run := next(self._runs(due, _UNDER_WAY), None)) is not None:
+            self._notes.append(f"{due} is due, but a run of {run.job_name} is queued or active")
             if before is None or before.ended_ms is None:
                 return cursor, False
             request, wanted = msgspec.structs.replace(before, ended_ms=None), False
         else:
             request, wanted = next_request(
-                before, recommended, now_ms=self._health.at_ms, failed=partial(self._failed, job)
+                before, recommended, now_ms=self._health.at_ms, failed=partial(self._failed, due)
             )
             if not wanted:
                 until = waits(request, self._health.at_ms)
                 self._notes.append(f"{due} is due, but the last run did not help; the next is requested at {until}")
         return msgspec.structs.replace(cursor, requests={**cursor.requests, due: request}), wanted
 
-    def _failed(self, job: str) -> bool:
-        last = next(self._runs(job, _ENDED), None)
+    def _failed(self, due: Due) -> bool:
+        last = next(self._runs(due, _ENDED), None)
         return last is not None and last.status != dg.DagsterRunStatus.SUCCESS
 
-    def _runs(self, job: str, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.DagsterRun]:
-        """Yield the newest runs of a job first, without those of another code location's job of that name."""
+    def _runs(self, due: Due, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.DagsterRun]:
+        """Yield the runs that do a kind of maintenance, the newest first."""
+        own, maintain = self._names.jobs[due], self._names.maintain
+        of_maintain = () if maintain is None else self._runs_of(maintain, statuses)
+        several = (record for record in of_maintain if _does(record.dagster_run, due))
+        records = sorted(chain(self._runs_of(own, statuses), several), key=lambda record: -record.storage_id)
+        return (record.dagster_run for record in records)
+
+    def _runs_of(self, job: str, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.RunRecord]:
+        """Yield runs of a job, without those of another code location's job of that name."""
         wanted = dg.RunsFilter(job_name=job, statuses=statuses)
-        return filter(self._is_of_here, self._context.instance.get_runs(wanted, limit=_RUNS_MAX))
+        records = self._context.instance.get_run_records(wanted, limit=_RUNS_MAX)
+        return (record for record in records if self._is_of_here(record.dagster_run))
 
     def _is_of_here(self, run: dg.DagsterRun) -> bool:
         """Return whether a run is of this code location, for Dagster's run keys. In-process runs have no origin."""
@@ -172,6 +213,13 @@ class _MaintenanceTick:
         of_run = origin.repository_origin
         here = location.location_name, self._context.repository_name
         return (of_run.code_location_origin.location_name, of_run.repository_name) == here
+
+
+def _does(run: dg.DagsterRun, due: Due) -> bool:
+    """Return whether a run of the job that does several kinds does this one. A run without kinds may do each."""
+    ops: Any = run.run_config.get("ops", {})
+    kinds = ops.get(f"{run.job_name}_work", {}).get("config", {}).get("kinds")
+    return not kinds or due in kinds
 
 
 def _figures(health: TableHealth) -> str:

@@ -7,7 +7,7 @@ run did not help, the next request waits, twice as long each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -73,9 +73,10 @@ def decode(text: str) -> RequestCursor | None:
         return None
 
 
-def run_key(name: str, cursor: RequestCursor, due: Due) -> str:
-    """Return the unique key of the last requested run of a kind."""
-    return f"{name}/{due}/{cursor.begun_ms}/{cursor.requests[due].number}"
+def run_key(name: str, cursor: RequestCursor, kinds: Sequence[Due]) -> str:
+    """Return the unique key of the last requested run of these kinds."""
+    numbers = "+".join(str(cursor.requests[due].number) for due in kinds)
+    return f"{name}/{'+'.join(kinds)}/{cursor.begun_ms}/{numbers}"
 
 
 def next_request(

@@ -17,13 +17,14 @@ def steady() -> Life:
     return live(STEADY, 1_500)
 
 
-@pytest.mark.sampled(days=6)
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_maintenance_rewrites_few_bytes(steady: Life) -> None:
     assert 1 < steady.parts_ratio <= PARTS_GOAL
     assert 1 < steady.log_ratio <= LOG_GOAL
 
 
+@pytest.mark.sampled(days=3)
 def test_the_number_of_small_parts_and_log_files_stays_small(steady: Life) -> None:
     assert max(p.most_small_parts for p in steady.points) < TieredMerge().hot_parts
     assert max(p.log_files for p in steady.points) < 2 * LOG_FILES_MIN
@@ -46,6 +47,7 @@ def test_a_simulated_life_is_deterministic() -> None:
     assert one.points != live(SMALL, 100, seed=8).points
 
 
+@pytest.mark.sampled(days=3)
 def test_the_finding_has_both_goals_of_each_mix(tmp_path: object, steady: Life) -> None:
     life_finding = finding([steady])
     assert [(c.value, c.limit, c.met) for c in life_finding.checks] == [

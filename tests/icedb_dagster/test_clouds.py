@@ -18,6 +18,7 @@ pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster.dagster_instance"]
 
 
+@pytest.mark.sampled(cases=1)
 def test_assets_and_maintenance_work_in_a_cloud(
     cloud: Place, instance: dg.DagsterInstance, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str
         yield started
 
 
+@pytest.mark.sampled(days=3)
 def test_the_pools_of_all_loaded_tables_exist_before_the_first_run(platform: Platform) -> None:
     for table in (*QUEUED, "alone"):
         info = platform.pool(table)

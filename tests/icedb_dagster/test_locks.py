@@ -35,6 +35,7 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
     "merge_oldest": ("merge", {}),
     "merge_log": ("merge_log", {}),
     "cleanup": ("cleanup", {}),
+    "maintain": ("cleanup", {"kinds": ["cleanup"]}),
     "orphans": ("delete_orphans", {}),
     "rewrite": ("rewrite_partition", {"partition": "d=2024-01-01", "query": "SELECT * FROM _rows WHERE n < 2"}),
     "delete": ("delete", {"where": "n = 1"}),

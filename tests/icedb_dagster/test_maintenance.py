@@ -26,6 +26,7 @@ from icedb.errors import (
     InvalidPartitionExpression,
     PoolNotExclusive,
     SnapshotExpired,
+    StoreUnavailable,
     TableNotFound,
 )
 from icedb.operations.rewrite import merge_loop
@@ -40,9 +41,11 @@ from tests.support.programs.watch_program import WatchProgram
 pytestmark = pytest.mark.dagster
 pytest_plugins = ["tests.support.dagster.dagster_instance", "tests.support.dagster.dagster_jobs"]
 
-BY_SENSOR = ["merge_newest", "merge_oldest", "merge_log", "cleanup"]
+DUE = ["merge_newest", "merge_oldest", "merge_log", "cleanup"]
+BY_SENSOR = [*DUE, "maintain"]
 BY_CRON = ["ttl", "orphans", "verify"]
-SCHEDULED = BY_SENSOR + BY_CRON
+SCHEDULED = DUE + BY_CRON
+STARTED = BY_SENSOR + BY_CRON
 BY_HAND = ["rewrite", "delete", "restore"]
 TTL = TimeToLive("d", keep_days=30)
 DAY = "2024-01-01"
@@ -56,7 +59,7 @@ def stored(table: icedb.Table) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------ definitions
 
 
-def test_a_table_gets_ten_jobs_a_sensor_and_a_schedule_for_all_else(lake: IceDBResource) -> None:
+def test_a_table_gets_eleven_jobs_a_sensor_and_a_schedule_for_all_else(lake: IceDBResource) -> None:
     defs = definitions(lake, "events", ttl=TTL)
     dg.Definitions.validate_loadable(defs)
     schedules = {schedule.name: schedule for schedule in defs.schedules or ()}
@@ -64,7 +67,7 @@ def test_a_table_gets_ten_jobs_a_sensor_and_a_schedule_for_all_else(lake: IceDBR
     [sensor] = defs.sensors or ()
     assert (sensor.name, sensor.default_status) == ("events_maintenance_sensor", dg.DefaultSensorStatus.STOPPED)
     assert {job.name for job in sensor.jobs} == {f"events_{verb}" for verb in BY_SENSOR}
-    crons = {f"{verb}_cron": f"{n} * * * *" for n, verb in enumerate(BY_SENSOR)}
+    crons = {f"{verb}_cron": f"{n} * * * *" for n, verb in enumerate(DUE)}
     running = definitions(lake, "events", ttl=TTL, running=True, **crons)
     assert all(s.default_status is dg.DefaultScheduleStatus.RUNNING for s in running.schedules or ())
     assert all(s.default_status is dg.DefaultSensorStatus.RUNNING for s in running.sensors or ())
@@ -73,8 +76,8 @@ def test_a_table_gets_ten_jobs_a_sensor_and_a_schedule_for_all_else(lake: IceDBR
         assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
         assert f"{schedule.job_name}_schedule" == name
     assert len({schedule.cron_schedule for schedule in schedules.values()}) == len(BY_CRON)
-    assert {job.name for job in defs.jobs or ()} == {f"events_{verb}" for verb in SCHEDULED + BY_HAND}
-    for verb in SCHEDULED + BY_HAND:
+    assert {job.name for job in defs.jobs or ()} == {f"events_{verb}" for verb in STARTED + BY_HAND}
+    for verb in STARTED + BY_HAND:
         pool = defs.resolve_job_def(f"events_{verb}").get_node_named(f"events_{verb}_work").definition.pool
         assert pool == (None if verb == "verify" else icedb_pool("events")), verb
 
@@ -88,12 +91,12 @@ def test_unneeded_definitions_are_omitted_and_unknown_options_rejected(lake: Ice
         with pytest.raises(InvalidOption, match=message):
             build_table_definitions("events", **options)
     on_spark = definitions(lake, "events", engine="spark", spark_resource_key="cluster")
-    for verb in [*SCHEDULED, *BY_HAND]:
+    for verb in [*STARTED, *BY_HAND]:
         if verb == "ttl":
             continue
         needed = next(j for j in on_spark.jobs or () if j.name == f"events_{verb}").graph.node_dict
         keys = needed[f"events_{verb}_work"].definition.required_resource_keys
-        spark_works = verb in ("merge_newest", "merge_oldest", "rewrite", "delete")
+        spark_works = verb in ("merge_newest", "merge_oldest", "maintain", "rewrite", "delete")
         assert keys == {"icedb", "cluster"} if spark_works else keys == {"icedb"}, verb
 
 
@@ -127,7 +130,7 @@ def test_loading_definitions_is_linear_in_the_tables_and_makes_no_connection() -
     (few_jobs, few_calls), (many_jobs, many_calls) = (
         map(int, line.split()) for line in run_python("-c", LOADING).stdout.splitlines()
     )
-    assert (few_jobs, many_jobs) == (10 * len(SCHEDULED + BY_HAND), 100 * len(SCHEDULED + BY_HAND))
+    assert (few_jobs, many_jobs) == (10 * len(STARTED + BY_HAND), 100 * len(STARTED + BY_HAND))
     assert many_calls < 11 * few_calls, "calls of functions"
 
 
@@ -155,6 +158,7 @@ def configs(then_ms: int) -> dict[str, dict[str, Any]]:
         "merge_newest": {},
         "merge_oldest": {},
         "merge_log": {},
+        "maintain": {"kinds": ["merge_newest", "merge_log", "cleanup"]},
         "ttl": {"reference_date": "2024-03-02"},
         "cleanup": {"grace_ms": 0, "allow_short_grace": True},
         "orphans": {},
@@ -490,6 +494,40 @@ def test_merge_log_changes_no_part(jobs: TableJobs) -> None:
     assert table.snapshot().log_files < 6
     assert table.snapshot().parts == parts
     assert "| log files that readers open |" in jobs.metadata()["merge_log"]
+
+
+def test_maintain_does_what_is_due_in_one_run(jobs: TableJobs) -> None:
+    table = jobs.dated(*[DAY] * 8)
+    jobs.run("maintain", hot_parts=32)
+    assert jobs.metadata()["maintain"].splitlines()[2] == "| kinds of maintenance | none: nothing is due |"
+    jobs.run("maintain", hot_parts=8)
+    assert len(table.snapshot().parts) == 1
+    assert "| kinds of maintenance | merge\\_newest |" in jobs.metadata()["maintain"]
+    jobs.dated(DAY)
+    jobs.run("maintain", kinds=["cleanup", "merge_log", "merge_oldest"])
+    assert "| merge_log, cleanup, merge_oldest |".replace("_", "\\_") in jobs.metadata()["maintain"]
+    assert table.snapshot().log_files == 1
+    assert not table.health().small_log_files
+
+
+def test_a_kind_of_maintenance_that_fails_does_not_hold_up_the_others(
+    jobs: TableJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = jobs.dated(*[DAY] * 4)
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the store does not answer")
+
+    monkeypatch.setattr(icedb.Table, "merge", fail)
+    with pytest.raises(StoreUnavailable, match="does not answer") as caught:
+        jobs.run("maintain", kinds=["merge_newest", "merge_log"])
+    assert caught.value.__notes__ == [f"{table.uri}: merge_newest failed."]
+    assert table.snapshot().log_files == 1
+    with pytest.raises(ExceptionGroup) as both:
+        jobs.run("maintain", kinds=["merge_newest", "merge_oldest"])
+    assert [error.__notes__[0].split()[-2] for error in both.value.exceptions] == ["merge_newest", "merge_oldest"]
+    with pytest.raises(InvalidOption, match="kinds has 'vacuum'; give some of merge_newest, merge_oldest, merge_log"):
+        jobs.run("maintain", kinds=["cleanup", "vacuum"])
 
 
 @pytest.mark.sampled(days=3)

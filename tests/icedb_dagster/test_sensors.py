@@ -1,6 +1,7 @@
 """Sensors request due work and report commits once, with few requests to the store, also after faults."""
 
 import logging
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -57,7 +58,11 @@ def maintenance(name: str, settings: MaintenanceSensor | None = None, **jobs: An
     by_name = {job.name: job for job in build_table_definitions(name).jobs or ()}
     jobs = jobs or {kind: by_name[f"{name}_{kind}"] for kind in KINDS}
     return sensors.maintenance_sensor(
-        dg.AssetKey(name), settings or MaintenanceSensor(PARTS), jobs=jobs, resource_key="icedb"
+        dg.AssetKey(name),
+        settings or MaintenanceSensor(PARTS),
+        jobs=jobs,
+        maintain=by_name[f"{name}_maintain"],
+        resource_key="icedb",
     )
 
 
@@ -133,11 +138,10 @@ def test_due_work_is_requested_with_its_reason(scene: SensorScene) -> None:
     assert requested(daemon.tick()) == []
     assert "begins now" in daemon.skip_message
     answer = daemon.tick()
-    assert requested(answer) == [f"{scene.name}_merge_newest", f"{scene.name}_merge_log"]
-    reasons = [request.tags["icedb/reason"] for request in answer.run_requests]
-    assert "'p=a'" in reasons[0]
-    assert "5 small parts" in reasons[0]
-    assert "5 log files" in reasons[1]
+    assert requested(answer) == [f"{scene.name}_maintain"]
+    assert kinds_of(answer) == ["merge_newest", "merge_log"]
+    reason = answer.run_requests[0].tags["icedb/reason"]
+    assert re.search("'p=a'.*5 small parts.*; .* 5 log files", reason)
     scene.clock.advance(2 * HOUR_MS)
     table.merge()
     table.merge_log()
@@ -146,11 +150,45 @@ def test_due_work_is_requested_with_its_reason(scene: SensorScene) -> None:
     fill(table, 1)
     scene.clock.advance(2 * HOUR_MS)
     end_all(scene.instance)
-    assert requested(daemon.tick()) == [
-        f"{scene.name}_merge_log",
-        f"{scene.name}_merge_oldest",
-        f"{scene.name}_cleanup",
-    ]
+    answer = daemon.tick()
+    assert requested(answer) == [f"{scene.name}_maintain"]
+    assert kinds_of(answer) == ["merge_log", "merge_oldest", "cleanup"]
+
+
+def kinds_of(answer: dg.SensorResult, number: int = 0) -> list[str]:
+    """Return the kinds of maintenance of a requested run of the job that does several."""
+    request = answer.run_requests[number]
+    return request.run_config["ops"][f"{request.job_name}_work"]["config"]["kinds"]
+
+
+def test_a_kind_that_failed_has_a_run_of_its_own_afterwards(scene: SensorScene) -> None:
+    table = scene.table(5)
+    daemon = scene.maintenance(MaintenanceSensor(LOW)).begin()
+    assert requested(daemon.tick()) == [f"{scene.name}_maintain"]
+    for kind in ("merge_newest", "merge_log"):
+        assert requested(daemon.tick()) == []
+        assert f"{kind} is due, but a run of {scene.name}_maintain is queued or active" in daemon.skip_message
+    end_all(scene.instance, dg.DagsterRunStatus.FAILURE)
+    scene.tick(daemon)
+    # Which kind made the run fail is not recorded.
+    scene.clock.advance(MINUTE_MS)
+    assert requested(daemon.tick()) == [f"{scene.name}_merge_newest", f"{scene.name}_merge_log"]
+    newest, log = (run_of(scene, kind) for kind in ("merge_newest", "merge_log"))
+    end_run(scene.instance, newest, dg.DagsterRunStatus.SUCCESS)
+    end_run(scene.instance, log, dg.DagsterRunStatus.FAILURE)
+    fill(table, 1)
+    scene.tick(daemon)
+    assert daemon.created[-1].split("/")[1] == "merge_newest", "new work after a success, without the failed kind"
+    scene.tick(daemon, 2)
+    end_run(scene.instance, run_of(scene, "merge_log"), dg.DagsterRunStatus.SUCCESS)
+    end_run(scene.instance, run_of(scene, "merge_newest"), dg.DagsterRunStatus.SUCCESS)
+    fill(table, 1)
+    assert requested(daemon.tick()) == [f"{scene.name}_maintain"]
+
+
+def run_of(scene: SensorScene, kind: str) -> dg.DagsterRun:
+    """Return the newest run of a kind's own job."""
+    return scene.instance.get_runs(dg.RunsFilter(job_name=f"{scene.name}_{kind}"), limit=1)[0]
 
 
 def end_all(instance: dg.DagsterInstance, status: dg.DagsterRunStatus = dg.DagsterRunStatus.SUCCESS) -> None:
@@ -166,8 +204,9 @@ def test_the_requested_jobs_leave_nothing_due(instance: Any, lake: IceDBResource
         build_table_definitions(name), dg.Definitions(resources={"icedb": lake})
     ).get_repository_def()
     daemon = Daemon(instance, maintenance(name, MaintenanceSensor(LOW)), lake).begin()
-    for job in requested(daemon.tick()):
-        assert defs.get_job(job).execute_in_process(instance=instance).success
+    for request in daemon.tick().run_requests:
+        job = defs.get_job(request.job_name)
+        assert job.execute_in_process(run_config=request.run_config, instance=instance).success
     end_all(instance)
     assert requested(daemon.tick()) == []
     assert daemon.skip_message.startswith("nothing is due. ")
@@ -180,6 +219,7 @@ def test_a_requested_merge_uses_the_part_size_of_the_thresholds(scene: SensorSce
     daemon = scene.maintenance(MaintenanceSensor(low)).begin()
     hot = daemon.tick().run_requests
     scene.clock.advance(2 * HOUR_MS)  # the partition is cold now
+    end_all(scene.instance)
     requested = {str(request.job_name): request.run_config for request in [*hot, *daemon.tick().run_requests]}
     jobs = build_table_definitions(scene.name)
     loaded = dg.Definitions.merge(jobs, dg.Definitions(resources={"icedb": scene.lake})).get_repository_def()
@@ -187,11 +227,7 @@ def test_a_requested_merge_uses_the_part_size_of_the_thresholds(scene: SensorSce
     for job, run_config in requested.items():
         config = dg.validate_run_config(loaded.get_job(job), run_config)
         sizes[job] = config["ops"][f"{job}_work"]["config"].get("part_bytes_max")
-    assert sizes == {
-        f"{scene.name}_merge_newest": 123_456,
-        f"{scene.name}_merge_log": None,
-        f"{scene.name}_merge_oldest": 123_456,
-    }
+    assert sizes == {f"{scene.name}_maintain": 123_456, f"{scene.name}_merge_oldest": 123_456}
 
 
 @pytest.mark.sampled(days=3)
@@ -202,7 +238,7 @@ def test_nothing_is_requested_below_half_of_the_thresholds(scene: SensorScene) -
     assert "nothing is due" in daemon.skip_message
     assert "31 small parts of 31 in 1 partitions, 31 log files" in daemon.skip_message
     fill(scene.open(scene.name), 1)
-    assert requested(daemon.tick()) == [f"{scene.name}_merge_newest", f"{scene.name}_merge_log"]
+    assert kinds_of(daemon.tick()) == ["merge_newest", "merge_log"]
 
 
 def test_due_work_without_a_job_is_only_reported(scene: SensorScene) -> None:
@@ -978,7 +1014,7 @@ def test_cursors_are_decoded_as_they_were_encoded(clock: ManualClock) -> None:
     request = run_requests.RequestedRun(7, "basis", 1, 2, 3)
     memory = run_requests.RequestCursor(5, {"cleanup": request})
     assert run_requests.decode(run_requests.encode(memory)) == memory
-    assert run_requests.run_key("s", memory, "cleanup") == "s/cleanup/5/7"
+    assert run_requests.run_key("s", memory, ["cleanup"]) == "s/cleanup/5/7"
     names = tuple(f"d=2026-11-21/{clock.new_id()}.parquet" for _ in range(1_000))
     for seen in ((), names):
         position = feed_position.FeedPosition(Cursor(5, seen=seen))

@@ -62,6 +62,8 @@ class DayFigures:
     log_files: int = 0
     expired_objects: int = 0
     runs: Counter[str] = field(default_factory=Counter)
+    #: Runs that did several kinds of maintenance.
+    shared_runs: int = 0
     deaths: int = 0
     dropped: int = 0
     commits: int = 0
@@ -73,8 +75,8 @@ class DayFigures:
         return (
             f"{self.ticks} ticks, {self.deaths} deaths, {self.commits} commits; at most {self.hot_parts} hot and "
             f"{self.cold_parts} cold small parts of a partition, {self.log_files} log files, {self.expired_objects} "
-            f"expired objects; runs: {dict(self.runs)}, {self.dropped} dropped; bytes merged per byte inserted: "
-            f"{ratio:.1f}"
+            f"expired objects; runs: {dict(self.runs)}, {self.shared_runs} of several kinds, {self.dropped} dropped; "
+            f"bytes merged per byte inserted: {ratio:.1f}"
         )
 
 
@@ -101,7 +103,7 @@ class Day:
         self.commits: list[tuple[int, str]] = []
         self.late: set[tuple[int, str]] = set()
         #: The work for which each run was requested, and the work of successful runs.
-        self.bases: dict[str, tuple[str, str]] = {}
+        self.bases: dict[str, list[tuple[str, str]]] = {}
         self.worked: set[tuple[str, str]] = set()
         self.under_way: list[dg.DagsterRun] = []
         self.queue: list[dg.DagsterRun] = []
@@ -113,9 +115,12 @@ class Day:
         self.maintainer = world.open("events")
         self.writers = [world.open("events") for _ in range(3)]
         self.writers.append(world.open("events", skew_ms=-40 * SECOND_MS))
+        jobs = jobs_of_table()
         self.maintenance = Daemon(
             instance,
-            maintenance_sensor(KEY, MaintenanceSensor(THRESHOLDS), jobs=jobs_of_table(), resource_key="icedb"),
+            maintenance_sensor(
+                KEY, MaintenanceSensor(THRESHOLDS), jobs=jobs, maintain=jobs.pop("maintain"), resource_key="icedb"
+            ),
             lake,
             launched=self.launched,
             clock=self.clock,
@@ -167,9 +172,10 @@ class Day:
             at_ms += self.random.randint(every_s[0] * 1000, every_s[1] * 1000)
 
     def launched(self, run: dg.DagsterRun) -> None:
-        active = [r.job_name for r in [*self.queue, *self.under_way]]
-        assert run.job_name not in active, f"two runs of {run.job_name} at once"
-        self.figures.runs[run.job_name.removeprefix("events_")] += 1
+        active = {kind for r in [*self.queue, *self.under_way] for kind in kinds_of(r)}
+        assert active.isdisjoint(kinds_of(run)), f"two runs of {run.job_name} at once"
+        self.figures.runs.update(kinds_of(run))
+        self.figures.shared_runs += len(kinds_of(run)) > 1
         self.queue.append(run)
         self.after(self.random.randint(5, 15) * SECOND_MS, self.dequeue)
 
@@ -177,7 +183,7 @@ class Day:
         """Start one run of a table at a time, the most urgent first, as the queue and the pool do."""
         if self.under_way or not self.queue:
             return
-        run = min(self.queue, key=lambda r: KINDS.index(r.job_name.removeprefix("events_")) == 1)
+        run = min(self.queue, key=lambda r: r.job_name == "events_merge_oldest")
         self.queue.remove(run)
         self.under_way.append(run)
         end_run(self.instance, run, dg.DagsterRunStatus.STARTED)
@@ -187,8 +193,9 @@ class Day:
 
     def end(self, run: dg.DagsterRun, *, fails: bool) -> None:
         if not fails:
-            self.work(run.job_name.removeprefix("events_"))
-            self.worked.add(self.bases.get(run.run_id, ("", run.run_id)))
+            for kind in kinds_of(run):
+                self.work(kind)
+            self.worked.update(self.bases.get(run.run_id, ()))
         end_run(self.instance, run, dg.DagsterRunStatus.FAILURE if fails else dg.DagsterRunStatus.SUCCESS)
         self.under_way.remove(run)
         self.dequeue()
@@ -205,7 +212,7 @@ class Day:
 
     def by_hand(self) -> None:
         kind = self.random.choice(KINDS)
-        if not any(r.job_name == f"events_{kind}" for r in [*self.queue, *self.under_way]):
+        if not any(kind in kinds_of(r) for r in [*self.queue, *self.under_way]):
             self.launched(add_run(self.instance, f"events_{kind}", dg.DagsterRunStatus.QUEUED))
 
     def tick(self) -> None:
@@ -230,11 +237,10 @@ class Day:
         assert cursor is not None
         for request in answer.run_requests or ():
             if request.run_key in created:
-                kind = str(request.job_name).removeprefix("events_")
-                work = kind, cursor.requests[kind].basis
-                assert work not in self.worked, f"{work} has run"
                 run = next(r for r in self.queue if r.tags.get("dagster/run_key") == request.run_key)
-                self.bases[run.run_id] = work
+                self.bases[run.run_id] = [(kind, cursor.requests[kind].basis) for kind in kinds_of(run)]
+                for work in self.bases[run.run_id]:
+                    assert work not in self.worked, f"{work} has run"
 
     def check_table(self) -> None:
         health, now_ms = self.maintainer.health(THRESHOLDS), self.clock.now_ms()
@@ -277,7 +283,14 @@ class Day:
 
 def jobs_of_table() -> dict[Any, dg.JobDefinition]:
     jobs = {job.name: job for job in build_table_definitions("events").jobs or ()}
-    return {kind: jobs[f"events_{kind}"] for kind in KINDS}
+    return {kind: jobs[f"events_{kind}"] for kind in (*KINDS, "maintain")}
+
+
+def kinds_of(run: dg.DagsterRun) -> list[str]:
+    """Return the kinds of maintenance that a run does."""
+    if run.job_name != "events_maintain":
+        return [run.job_name.removeprefix("events_")]
+    return run.run_config["ops"]["events_maintain_work"]["config"]["kinds"]
 
 
 @pytest.fixture
@@ -319,6 +332,7 @@ def test_an_evening_of_bursts_leaves_a_small_table_and_repeats_nothing(day: Call
     assert figures.runs["merge_newest"]
     assert figures.runs["merge_oldest"]
     assert figures.runs["cleanup"]
+    assert figures.shared_runs
     assert figures.deaths
 
 

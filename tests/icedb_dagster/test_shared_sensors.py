@@ -117,7 +117,9 @@ def test_shared_sensors_replace_those_of_the_tables() -> None:
     assert names(after) == ["own", "icedb_maintenance_sensor", "icedb_commits_sensor"]
     _, maintenance, commits = after.sensors or ()
     assert {job.name for job in maintenance.jobs} == {
-        f"{table}_{verb}" for table in NAMES for verb in ("merge_newest", "merge_oldest", "merge_log", "cleanup")
+        f"{table}_{verb}"
+        for table in NAMES
+        for verb in ("merge_newest", "merge_oldest", "merge_log", "cleanup", "maintain")
     }
     assert maintenance.minimum_interval_seconds == commits.minimum_interval_seconds == 60
     assert maintenance.default_status == dg.DefaultSensorStatus.STOPPED
@@ -249,6 +251,7 @@ def test_an_error_of_one_table_holds_up_no_other_and_is_raised(scene: SharedScen
     assert [len(scene.reported_ms(name)) for name in NAMES] == [1, 1, 1]
 
 
+@pytest.mark.sampled(days=3)
 def test_a_table_whose_store_hangs_delays_a_tick_only(scene: SharedScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_sensors, "TICK_S_MAX", 2)
     daemon = scene.daemon("commits")

@@ -138,6 +138,7 @@ def test_a_bulk_delete_stops_at_the_first_request_that_fails(store: ObjectStore,
     assert store.list(f"{prefix}/_data/") == []
 
 
+@pytest.mark.sampled(days=3)
 def test_a_listing_is_a_request_per_thousand_objects(store: ObjectStore, proxy: CountingProxy) -> None:
     prefix = store.location.prefix
     keys = [f"{prefix}/_log/{n:04}" for n in range(1_001)]

@@ -119,6 +119,7 @@ def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Pat
             assert one.read(name) == other.read(name), name
 
 
+@pytest.mark.sampled(days=3)
 def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -162,6 +163,7 @@ def test_the_metadata_is_that_of_the_project(wheel: Path) -> None:
         assert f"Programming Language :: Python :: {python}" in fields.get_all("Classifier", [])
 
 
+@pytest.mark.sampled(days=3)
 def test_the_wheel_works_with_its_dependencies_alone(alone: Path, tmp_path: Path) -> None:
     command = [alone, "-I", SMOKES_FILE, "base"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -30,6 +30,7 @@ def _with_options(config: str, place: Place) -> tuple[str, dict[str, str]]:
     return f"{config}\n[storage_options_env]\n{names}", {f"LAKE_{name}": value for name, value in options.items()}
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.process
 def test_the_proxy_shows_a_table_in_a_cloud(cloud: Place) -> None:
     events = icedb.Table.create(cloud.uri, partition_by=["d"], storage_options=cloud.storage_options)
@@ -47,6 +48,7 @@ def test_the_proxy_shows_a_table_in_a_cloud(cloud: Place) -> None:
         assert all(value not in proxy.errors() + proxy.access_text() for value in variables.values() if len(value) > 40)
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.process
 def test_the_ingest_service_writes_to_a_table_in_a_cloud(cloud: Place) -> None:
     config = f'{CONFIG}[[table]]\nname = "events"\nuri = "{cloud.uri}"\ncreate = true\n'

@@ -99,7 +99,7 @@ def test_tasks_run_in_the_expected_number_of_executors(cluster: Cluster) -> None
     assert len({pid for _, pid in executors}) == cluster.executors
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 def test_each_job_is_one_commit_of_exactly_its_rows(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=1000)
     assert (content(table, ROW), len(log_keys(table))) == (expected(range(1000)), 1)
@@ -148,7 +148,7 @@ def test_tasks_upsert_and_this_process_sees_one_commit(cluster: Cluster, table: 
     assert table.verify(deep=True).problems == ()
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 def test_a_job_sends_few_requests_beside_its_parts(cluster: Cluster, table: Table, place: dict[str, str]) -> None:
     cluster.driver.ask("append", place=place, first=0, last=9, tasks=1)
     with CountingProxy(place["AWS_ENDPOINT_URL"]).running() as proxy:

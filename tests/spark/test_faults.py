@@ -57,7 +57,7 @@ def test_a_task_with_a_rejected_request_is_retried_and_writes_each_row_once(scen
     scene.check(range(100), log_files=2)
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_python_worker_killed_during_its_parts_writes_each_row_once(scene: SparkScene) -> None:
     killed = []
 
@@ -138,7 +138,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.sampled(cases=1, days=3)
+@pytest.mark.sampled(cases=1, days=6)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_driver_leaves_all_or_none(scene: SparkScene, moment: str, spark_home: Path, tmp_path: Path) -> None:
     when, key, committed = MOMENTS[moment]

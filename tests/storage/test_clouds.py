@@ -24,6 +24,7 @@ from tests.support.tables.delta_reading import duckdb_with
 CITIES = ("New York", "50%", "Zürich", "a/b", "+")
 
 
+@pytest.mark.sampled(cases=1)
 def test_a_table_works_in_a_cloud(cloud: Place) -> None:
     events = icedb.Table.create(cloud.uri, partition_by=["day"], sort_by=["n"], storage_options=cloud.storage_options)
     for n in range(6):
@@ -51,6 +52,7 @@ def test_a_table_works_in_a_cloud(cloud: Place) -> None:
     assert again.query("SELECT sum(n) FROM t").fetchall() == [(15,)]
 
 
+@pytest.mark.sampled(cases=1)
 def test_simultaneous_writers_and_merges_lose_no_row(cloud: Place) -> None:
     icedb.Table.create(cloud.uri, schema={"n": "BIGINT"}, storage_options=cloud.storage_options)
 

@@ -129,6 +129,7 @@ def test_each_document_grants_the_key_and_leaves_no_name_to_fill_in() -> None:
         assert key["Condition"] == {"StringEquals": {"kms:ViaService": "s3.eu-central-1.amazonaws.com"}}
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("role", "allowed", "refused"),
@@ -193,6 +194,7 @@ def test_the_proxy_serves_with_its_policy(s3_server: S3Server, bucket: str, tabl
         assert len(client.get_object(Bucket="events", Key=live[0]["Key"])["Body"].read()) == live[0]["Size"]
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.s3
 def test_the_page_lists_the_requests_of_each_verb(s3_server: S3Server, table: icedb.Table) -> None:
     proxy = CountingProxy(s3_server.endpoint)

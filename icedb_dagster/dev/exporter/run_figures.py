@@ -22,7 +22,7 @@ __all__ = ["ACTIVE", "RunFigures"]
 
 #: The values of the tag `icedb/verb`, and with them of the label `verb`.
 MAINTENANCE_VERBS = tuple(sorted({*CRONS, *(verb.name for verb in VERBS)}))
-_USUAL = ("merge_newest", "merge_oldest", "merge_log", "cleanup", "orphans", "verify")
+_USUAL = ("merge_newest", "merge_oldest", "merge_log", "cleanup", "maintain", "orphans", "verify")
 #: Ended runs by the label `status`.
 _ENDED = {
     dg.DagsterRunStatus.SUCCESS: "success",

@@ -73,6 +73,7 @@ def table(clocked: ClockedStore, clock: ManualClock) -> Table:
 # ------------------------------------------------------------------------------------------------ what is read
 
 
+@pytest.mark.sampled(cases=1)
 @pytest.mark.long
 @pytest.mark.parametrize("nanoseconds", [False, True])
 def test_each_type_is_read_unchanged(local: Any, nanoseconds: bool) -> None:
@@ -148,6 +149,7 @@ def test_a_stored_partition_column_is_read_from_the_files(local: Any) -> None:
     assert by_pyiceberg(table, str(report.metadata)).scan(row_filter="k = 2").to_arrow().num_rows == 1
 
 
+@pytest.mark.sampled(days=3)
 @pytest.mark.long
 def test_bounds_prune_files_and_lose_no_row(local: Any) -> None:
     columns = {

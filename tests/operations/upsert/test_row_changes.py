@@ -49,7 +49,7 @@ def rows(table: Table) -> list[Any]:
 # ------------------------------------------------------------------------------------------ faults
 
 
-@pytest.mark.sampled(cases=2)
+@pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_fault_at_any_request_of_an_upsert_leaves_all_or_nothing(fault: Fault) -> None:
     check_atomic(world, fault, lambda table: table.upsert(BATCH, on=["n"]), rows, AFTER)

@@ -430,7 +430,7 @@ BATCHES = st.lists(
 
 
 @pytest.mark.long
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.data())
 def test_upserts_agree_with_a_dictionary(data: st.DataObject) -> None:
     clock = ManualClock()

@@ -113,6 +113,7 @@ def test_too_many_partitions_are_rejected_and_others_are_committed(service: Inge
     assert {1, 2} <= set(numbers(lake))
 
 
+@pytest.mark.sampled(days=3)
 def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: IngestProcess, lake: Path) -> None:
     """Many requests of few partitions each do not delay the neighbour by all of them."""
     each = PARTITIONS_MAX - 1

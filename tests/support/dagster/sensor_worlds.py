@@ -4,7 +4,7 @@ As Dagster's daemon, it stores the events of a result one by one, drops run requ
 other runs, and then stores the cursor. It can be killed after any of these steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,7 +151,8 @@ class Daemon:
             self.dropped.append(request.run_key)
             return
         tags = {**request.tags, RUN_KEY_TAG: request.run_key, SENSOR_NAME_TAG: self.sensor.name}
-        run = add_run(self.instance, str(request.job_name), dg.DagsterRunStatus.QUEUED, **tags)
+        job, queued = str(request.job_name), dg.DagsterRunStatus.QUEUED
+        run = add_run(self.instance, job, queued, run_config=request.run_config, **tags)
         self.created.append(request.run_key)
         self.launched(run)
 
@@ -171,7 +172,13 @@ def report_event(
 
 
 def add_run(
-    instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, *, location: str = "tested", **tags: str
+    instance: dg.DagsterInstance,
+    job: str,
+    status: dg.DagsterRunStatus,
+    *,
+    location: str = "tested",
+    run_config: Mapping[str, Any] | None = None,
+    **tags: str,
 ) -> dg.DagsterRun:
     """Add a run of a job of a code location, as a user might launch it."""
     of_code = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
@@ -181,6 +188,7 @@ def add_run(
             run_id=make_new_run_id(),
             status=status,
             tags=tags,
+            run_config=run_config,
             remote_job_origin=RemoteJobOrigin(of_code, job),  # queued runs must have one
         )
     )

@@ -115,6 +115,7 @@ def check_whole(answer: list[tuple[int, int]]) -> int:
     return batches[-1]
 
 
+@pytest.mark.sampled(cases=1, days=3)
 @pytest.mark.parametrize("seconds", [1, pytest.param(120, marks=pytest.mark.slow(seconds=130))])
 def test_each_answer_is_one_whole_snapshot(tmp_path: Any, seconds: int) -> None:
     table = Table.create(str(tmp_path / "changing"), partition_by=["era", "p"], sort_by=["batch"], timing=TIMING)
