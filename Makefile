@@ -31,23 +31,23 @@ logs: $(VENV)/.installed-demo  ## Show the logs of Postgres, web server and daem
 doctor: $(VENV)/.installed-demo  ## Check the set-up of the platform, and print remedies
 	@$(BIN)/icedb-dagster doctor
 
-# Tests that wait leave a processor idle, so three more test files run at a time than there are processors.
+# Tests that wait leave a processor idle, so two more test files run at a time than there are processors.
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
 PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1 $(OPTIONS)
 
 test: $(VENV)/.installed-tests  ## Run before a commit: each promise and each integration, ten minutes on 2 quiet processors
-	@$(PYTEST) -n $$(($(PROCESSORS) + 3)) --scope short
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope short
 
 test-quick: $(VENV)/.installed-dev  ## Run while you write: the units, without servers and other processes, under two minutes
 	@$(PYTEST) -n $(PROCESSORS) --scope quick
 
 test-all: $(VENV)/.installed-tests  ## Run every test: all cases, much data, more clusters, fifty killed drivers, an hour
-	@$(PYTEST) -n $$(($(PROCESSORS) + 3)) --scope all -m "not alone"
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope all -m "not alone"
 	@$(PYTEST) --scope all -m alone
 
 SHARE ?= $(shell git rev-parse HEAD)
 test-share: $(VENV)/.installed-tests  ## Run a share of the tests that `make test` omits, selected by the commit (SHARE=...: by that hash)
-	@$(PYTEST) -n $$(($(PROCESSORS) + 3)) --scope rest --share $(SHARE)
+	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope rest --share $(SHARE)
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ui-test: $(VENV)/.installed-ui  ## Click through Dagster's UI in headless Chromium, and take the pictures of docs/images

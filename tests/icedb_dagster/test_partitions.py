@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import product
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -256,7 +257,11 @@ def windows_of(kind: str, zone: str) -> Any:
 
 
 DEFINITIONS = {(k, z): windows_of(k, z) for k in ("hourly", "daily", "weekly", "monthly") for z in ZONES}
-KEYS = {of: list(definition.get_partition_keys()) for of, definition in DEFINITIONS.items()}
+
+
+@cache
+def keys_of(kind: str, zone: str) -> list[str]:
+    return list(DEFINITIONS[kind, zone].get_partition_keys())
 
 
 def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
@@ -272,7 +277,7 @@ def values_of(type_: str, instant: datetime, zone: ZoneInfo) -> str:
 def test_windows_select_exactly_the_rows_within_them(data: st.DataObject) -> None:
     """Compare the selected instants with the windows, for each type of the column."""
     kind, zone = data.draw(st.sampled_from(sorted(DEFINITIONS)))
-    definition, keys = DEFINITIONS[kind, zone], KEYS[kind, zone]
+    definition, keys = DEFINITIONS[kind, zone], keys_of(kind, zone)
     near = data.draw(st.sampled_from(CHANGES))
     about = round(len(keys) * (near - YEAR[0]) / (YEAR[1] - YEAR[0])) + data.draw(st.integers(-40, 40))
     at = min(max(about, 0), len(keys) - 1)

@@ -158,7 +158,7 @@ def test_a_killed_driver_leaves_all_or_none(scene: SparkScene, moment: str, spar
     scene.check(range(100), log_files=2)
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_an_abort_keeps_a_commit_whose_response_was_lost(scene: SparkScene) -> None:
     """The log file is put, its response is lost, and the store goes down: Spark calls abort after a commit."""
 
@@ -179,7 +179,7 @@ def test_an_abort_keeps_a_commit_whose_response_was_lost(scene: SparkScene) -> N
     scene.check(range(100), has_orphans=False)
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_job_succeeds_after_one_lost_response(scene: SparkScene) -> None:
     def lose(_: HttpRequest) -> None:
         raise ConnectionResetError
@@ -192,7 +192,7 @@ def test_a_job_succeeds_after_one_lost_response(scene: SparkScene) -> None:
 BATCH = pa.record_batch({"n": range(10), "label": [f"é{n}" for n in range(10)]})
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_an_abort_after_a_commit_deletes_nothing(scene: SparkScene) -> None:
     writer = open_writer(from_arrow_schema(BATCH.schema), scene.place, overwrite=False)
     messages = [writer.write(iter([BATCH])), writer.write(iter([]))]
@@ -210,7 +210,7 @@ def test_an_abort_after_a_failed_task_deletes_the_parts_of_the_others(scene: Spa
     scene.check([])
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.parametrize("how", ["access is revoked", "the store is gone"])
 def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(scene: SparkScene, how: str) -> None:
     lost = threading.Event()
@@ -238,7 +238,7 @@ def test_a_store_that_goes_down_is_reported_and_the_job_can_be_repeated(scene: S
     scene.check(range(100))
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -262,7 +262,7 @@ def test_invalid_options_are_one_line(scene: SparkScene, wrong: dict[str, str], 
     assert (log_keys(scene.table), part_keys(scene.table)) == before
 
 
-@pytest.mark.sampled(days=3)
+@pytest.mark.sampled(days=6)
 def test_a_column_of_another_type_is_reported_in_the_first_line(
     driver: SharedDriver, s3: Any, place: dict[str, str]
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_fault_at_any_request_of_an_upsert_leaves_all_or_nothing(fault: Fault)
     check_atomic(world, fault, lambda table: table.upsert(BATCH, on=["n"]), rows, AFTER)
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=2)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_fault_at_any_request_of_an_upsert_with_a_transaction_repeats_nothing(fault: Fault) -> None:
     # A repetition that is not recognised would undo the change that comes after the first attempt.
@@ -65,7 +65,7 @@ def test_a_fault_at_any_request_of_an_upsert_with_a_transaction_repeats_nothing(
     check_atomic(world, fault, act, rows, sorted([(0, 0, 1), *BEFORE[1:]]))
 
 
-@pytest.mark.sampled(cases=1)
+@pytest.mark.sampled(cases=1, days=2)
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOSE_RESPONSE, Fault.DELAY])
 def test_a_fault_at_any_request_of_an_update_leaves_all_or_nothing(fault: Fault) -> None:
     after = sorted((k, n, 5 if n < 3 else v) for k, n, v in BEFORE)

@@ -23,8 +23,11 @@ from tests.support.spark.spark_python import write_program
 
 CONFIG = SESSION | TWO_EXECUTORS | {"spark.master": "local-cluster[2,1,1024]", "spark.app.name": "icedb-tests"}
 
-#: How a test takes the shared session.
-_TAKES_SESSION = re.compile(r'\bspark: (Any|SparkSession)\b|usefixtures\("spark"\)')
+#: How a test takes the shared session, or a fixture that takes it.
+_TAKES_SESSION = re.compile(
+    r'\b(spark: (Any|SparkSession)|scene: SparkScene|driver: SharedDriver)\b|usefixtures\("spark"\)'
+)
+_FOLDERS = ("spark", "spark_jobs")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -44,7 +47,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def _takes_session(file: Path) -> bool:
-    return file.parent.name in ("spark", "spark_jobs") and bool(_TAKES_SESSION.search(file.read_text()))
+    return file.parent.name in _FOLDERS and bool(_TAKES_SESSION.search(file.read_text()))
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +78,10 @@ def shared_session(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def spark(shared_session: tuple[Any, dict[str, str]]) -> Iterator[Any]:
+def spark(request: pytest.FixtureRequest, shared_session: tuple[Any, dict[str, str]]) -> Iterator[Any]:
     """Return a Spark session whose executors are separate processes."""
+    if request.path.parent.name in _FOLDERS:
+        assert _takes_session(request.path), f"{request.path.name} would start another session: see _TAKES_SESSION"
     session, variables = shared_session
     with _variables(variables):
         yield session
