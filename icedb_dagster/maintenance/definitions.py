@@ -8,6 +8,7 @@ neither the store nor the instance, and is cheap: a platform has hundreds of tab
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import dagster as dg
@@ -281,7 +282,7 @@ def _work_op(plan: _Plan, verb: MaintenanceVerb[Any], pool: str | None) -> dg.Op
         resource: IceDBResource = getattr(context.resources, plan.resource_key)
         table = resource.table(plan.key)
         config = verb.config(**context.op_config)
-        report = verb.work(MaintenanceTask(table, config, _engine(context, spark_key)))
+        report = verb.work(MaintenanceTask(table, config, partial(_engine, context, spark_key)))
         log_report(context, plan.key, verb.name, table, report)
         yield dg.Output(None)
 

@@ -43,11 +43,11 @@ Config = TypeVar("Config", bound=dg.Config)
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceTask(Generic[Config]):
-    """The input of a verb. `engine` rewrites parts; None: this process does."""
+    """The input of a verb. `engine` returns what rewrites parts; None: this process does. It may start a session."""
 
     table: icedb.Table
     config: Config
-    engine: Engine | None
+    engine: Callable[[], Engine | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceRe
         part_bytes_max=config.part_bytes_max,
         tiers=tiers,
         max_seconds=config.seconds_max,
-        engine=task.engine,
+        engine=task.engine(),
         dry_run=config.dry_run,
     )
     if report.dry_run:
@@ -226,7 +226,7 @@ def _orphans(task: MaintenanceTask[OrphansConfig]) -> MaintenanceReport:
 def _rewrite(task: MaintenanceTask[RewriteConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.rewrite_partition(
-        config.partition, config.query, new_columns=config.new_columns, dry_run=config.dry_run, engine=task.engine
+        config.partition, config.query, new_columns=config.new_columns, dry_run=config.dry_run, engine=task.engine()
     )
     return MaintenanceReport(
         {
@@ -247,8 +247,9 @@ def _delete(task: MaintenanceTask[DeleteConfig]) -> MaintenanceReport:
     if config.passes_max < 1:
         raise InvalidOption(f"{task.table.uri}: passes_max is {config.passes_max}; give at least 1.")
     passes: list[DeleteReport] = []
+    engine = task.engine()
     while not passes or (passes[-1].second_pass_needed and not config.dry_run and len(passes) < config.passes_max):
-        passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=task.engine))
+        passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=engine))
     complete = not passes[-1].second_pass_needed
     return MaintenanceReport(
         {

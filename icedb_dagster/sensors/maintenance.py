@@ -143,11 +143,11 @@ class _MaintenanceTick:
 
     def _requests(self, cursor: RequestCursor, wanted: Sequence[Recommendation]) -> Iterator[dg.RunRequest]:
         """Yield one request for the kinds that one run does, and one for each other kind."""
-        together = [] if self._names.maintain is None else [r for r in wanted if not self._failed(r.due)]
-        if self._names.maintain is not None and len(together) > 1:
-            config = {"kinds": [r.due for r in together], **self._merging}
-            yield self._request(cursor, together, self._names.maintain, config)
-            wanted = [r for r in wanted if r not in together]
+        if (maintain := self._names.maintain) is not None and len(wanted) > 1:
+            together = [r for r in wanted if not self._failed(r.due)]
+            if len(together) > 1:
+                yield self._request(cursor, together, maintain, {"kinds": [r.due for r in together], **self._merging})
+                wanted = [r for r in wanted if r not in together]
         for recommended in wanted:
             yield self._request(cursor, [recommended], self._names.jobs[recommended.due], self._config(recommended.due))
 

@@ -530,6 +530,28 @@ def test_a_kind_of_maintenance_that_fails_does_not_hold_up_the_others(
         jobs.run("maintain", kinds=["cleanup", "vacuum"])
 
 
+class NoSession(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark resource whose session must not be started."""
+
+    @property
+    def spark_session(self) -> Any:
+        raise AssertionError("a session was started")
+
+
+def test_maintain_starts_no_spark_session_without_a_merge(
+    instance: dg.DagsterInstance, lake: IceDBResource, name: str
+) -> None:
+    table = dated(lake, name, *[DAY] * 4)
+    made = build_table_definitions(name, engine="spark")
+    defs = dg.Definitions.merge(made, dg.Definitions(resources={"icedb": lake, "pyspark": NoSession()}))
+    job = defs.get_repository_def().get_job(f"{name}_maintain")
+    for kinds in (["merge_log", "cleanup"], ["merge_newest"]):
+        config = {"ops": {f"{name}_maintain_work": {"config": {"kinds": kinds}}}}
+        done = job.execute_in_process(config, instance=instance, raise_on_error=False)
+        assert done.success == (kinds != ["merge_newest"])
+    assert table.snapshot().log_files == 1
+
+
 @pytest.mark.sampled(days=3)
 def test_delete_repeats_until_no_row_is_left(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     table = jobs.lake.table_or_create(jobs.name, partition_by=["d"])
