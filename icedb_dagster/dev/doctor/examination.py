@@ -24,10 +24,12 @@ from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_s
 from icedb_dagster.dev.doctor.locks import judge_holders, judge_limits, read_holders, table_pools_of
 from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs, read_late_runs
 from icedb_dagster.dev.doctor.runs import judge_backlog, judge_runs, read_backlog, read_started
+from icedb_dagster.dev.doctor.services import judge_services
 from icedb_dagster.dev.doctor.store import examine_store
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
 from icedb_dagster.dev.project.workspace import LoadedCode, load_code, project_environment, reason_of, use_instance
 from icedb_dagster.dev.stack.layout import open_layout
+from icedb_dagster.dev.stack.lifecycle import status
 from icedb_dagster.locking.lock_pools import read_limits
 from icedb_dagster.resource import IceDBResource
 
@@ -50,7 +52,7 @@ def examine(
     clock, timing = clock or SystemClock(), timing or Timing()
     project = open_layout(project_dir).project
     with project_environment(project), ExitStack() as opened:
-        findings = [judge_versions(read_versions())]
+        findings = [judge_versions(read_versions()), *judge_services(status(project))]
         instance: dg.DagsterInstance | None = None
         try:
             used = opened.enter_context(use_instance(project))

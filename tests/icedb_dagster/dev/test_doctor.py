@@ -32,11 +32,13 @@ from icedb_dagster.dev.doctor.instance_settings import InstanceSettings, judge_s
 from icedb_dagster.dev.doctor.locks import Holder, judge_holders, judge_limits
 from icedb_dagster.dev.doctor.maintenance_runs import judge_maintenance, read_failed_jobs, read_late_runs
 from icedb_dagster.dev.doctor.runs import Backlog, judge_backlog, judge_runs, read_backlog
+from icedb_dagster.dev.doctor.services import judge_services
 from icedb_dagster.dev.doctor.store import examine_store, judge_clock
 from icedb_dagster.dev.doctor.versions import judge_versions, read_versions
 from icedb_dagster.dev.project.automations import Automation
 from icedb_dagster.dev.project.workspace import load_code
 from icedb_dagster.dev.stack import database
+from icedb_dagster.dev.stack.stack_status import ServiceStatus
 from icedb_dagster.locking.lock_pools import PoolLimit
 from tests.support.object_stores.stores import BUCKET, Place, S3Server
 from tests.support.waiting import wait_until
@@ -332,6 +334,18 @@ def test_a_slot_held_after_the_end_of_its_run_is_reported() -> None:
     assert [f.status for f in judge_holders([replace(ended, ended_s=20)], slot_free_s=60)] == ["warning"]
     assert [f.status for f in judge_holders([replace(ended, ended_s=20)], slot_free_s=None)] == ["problem"]
     assert "which was deleted" in judge_holders([Holder("icedb/a", "gone", None)], slot_free_s=60)[0].found
+
+
+def test_a_service_that_has_ended_is_reported() -> None:
+    log = Path("logs/daemon.log")
+    running, stopped = ServiceStatus("postgres", "running", pid=1), ServiceStatus("webserver", "stopped")
+    ended = ServiceStatus("daemon", "ended", log=log, ended="2027-01-14T22:48:00+00:00")
+    [sound] = judge_services([running, stopped])
+    assert (sound.status, sound.found) == ("ok", "running: postgres")
+    [finding] = judge_services([running, ended])
+    assert (finding.status, finding.found) == ("problem", "daemon has ended without `down`")
+    assert (finding.remedy, finding.since) == (f"see its log, {log}, then: icedb-dagster up", ended.ended)
+    assert judge_services([stopped]) == []
 
 
 def test_packages_of_different_releases_are_reported() -> None:
