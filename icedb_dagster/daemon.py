@@ -15,12 +15,14 @@ Dagster's daemon.
 
 from __future__ import annotations
 
+import logging
 import runpy
+import sys
 from typing import Any
 
 from icedb_dagster.dagster_internals import LOAD_ON_CHANGE, internal, lacking
 
-__all__ = ["omit_reloads"]
+__all__ = ["omit_reloads", "print_root_messages"]
 
 
 def omit_reloads() -> None:
@@ -38,7 +40,19 @@ def omit_reloads() -> None:
     controller.check_workspace_freshness = check_workspace_freshness
 
 
+def print_root_messages() -> None:
+    """Print messages of the root logger, and no others, on standard output.
+
+    Dagster logs a lost connection to Postgres with `logging.warning`. Without a handler of the root logger, that call
+    adds one, which prints each later line of the daemon a second time.
+    """
+    handler = logging.StreamHandler(sys.stdout)
+    handler.addFilter(lambda record: record.name == "root")
+    logging.getLogger().addHandler(handler)
+
+
 if __name__ == "__main__":
+    print_root_messages()
     if lacking(LOAD_ON_CHANGE) is None:
         omit_reloads()
     runpy.run_module("dagster._daemon", run_name="__main__", alter_sys=True)

@@ -12,6 +12,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.controller import DagsterDaemonController
 
 from icedb_dagster.daemon import omit_reloads
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.dagster
 
@@ -34,3 +35,21 @@ def test_locations_are_loaded_every_minute_only_if_the_daemon_starts_a_code_serv
     loaded_s = DagsterDaemonController.check_workspace_freshness(daemon, 0)
     assert len(refreshed) == reloads
     assert (loaded_s == 0) is (reloads == 0)
+
+
+LOST_CONNECTION = """
+import logging, sys
+from icedb_dagster.daemon import print_root_messages
+
+print_root_messages()
+dagster = logging.getLogger("dagster")
+dagster.addHandler(logging.StreamHandler(sys.stdout))
+logging.warning("Retrying")  # as Dagster does
+dagster.warning("Checking")
+"""
+
+
+@pytest.mark.process
+def test_a_lost_connection_does_not_double_the_lines_of_the_log() -> None:
+    done = run_python("-c", LOST_CONNECTION)
+    assert (done.stdout.split(), done.stderr) == (["Retrying", "Checking"], "")
