@@ -22,7 +22,7 @@ from typing import Any
 
 from icedb_dagster.dagster_internals import LOAD_ON_CHANGE, internal, lacking
 
-__all__ = ["omit_reloads", "print_root_messages"]
+__all__ = ["omit_reloads", "print_other_messages"]
 
 
 def omit_reloads() -> None:
@@ -40,19 +40,21 @@ def omit_reloads() -> None:
     controller.check_workspace_freshness = check_workspace_freshness
 
 
-def print_root_messages() -> None:
-    """Print messages of the root logger, and no others, on standard output.
+def print_other_messages() -> None:
+    """Print warnings of other libraries and of the root logger on standard output.
 
     Dagster logs a lost connection to Postgres with `logging.warning`. Without a handler of the root logger, that call
-    adds one, which prints each later line of the daemon a second time.
+    adds one, which prints each later line of Dagster's loggers a second time.
     """
     handler = logging.StreamHandler(sys.stdout)
-    handler.addFilter(lambda record: record.name == "root")
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    handler.addFilter(lambda record: record.name.partition(".")[0] != "dagster")
     logging.getLogger().addHandler(handler)
 
 
 if __name__ == "__main__":
-    print_root_messages()
+    print_other_messages()
     if lacking(LOAD_ON_CHANGE) is None:
         omit_reloads()
     runpy.run_module("dagster._daemon", run_name="__main__", alter_sys=True)

@@ -37,7 +37,12 @@ def files_opened(folder: Path) -> Iterator[set[str]]:
     def read() -> None:
         poll = select.poll()
         poll.register(events, select.POLLIN)
-        while poll.poll(_POLL_MS) or not over.is_set():
+        while True:
+            ends = over.is_set()  # before the poll: a file may be opened between a poll in vain and the end
+            if not poll.poll(_POLL_MS):
+                if ends:
+                    return
+                continue
             try:
                 opened_files.update(_names(os.read(events, _BUFFER_BYTES), folders))
             except BlockingIOError:

@@ -8,7 +8,6 @@ neither the store nor the instance, and is cheap: a platform has hundreds of tab
 # No `from __future__ import annotations` here: Dagster reads the annotations of functions as objects.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import dagster as dg
@@ -17,6 +16,7 @@ from icedb.errors import InvalidOption
 from icedb.operations.health.table_health import Due
 from icedb.operations.rewrite.engine import Engine
 from icedb_dagster.checks import TableChecks, build_table_checks
+from icedb_dagster.locking.run_kinds import FAILED_TAG, MAINTAIN
 from icedb_dagster.locking.table_lock import POOL_TAG, TABLE_TAG, VERB_TAG, await_pool, check_pool_held, icedb_pool
 from icedb_dagster.maintenance.exports import TableExport, export_verb
 from icedb_dagster.maintenance.reports import log_report
@@ -216,7 +216,12 @@ def _sensors(
         due = {name: jobs[name] for name in get_args(Due)}
         sensors.append(
             build_maintenance_sensor(
-                plan.key, maintenance, jobs=due, maintain=jobs["maintain"], resource_key=plan.resource_key
+                plan.key,
+                maintenance,
+                jobs=due,
+                # With Spark, the resource starts a session with each run, and only merges need one.
+                maintain=jobs[MAINTAIN] if plan.spark_key is None else None,
+                resource_key=plan.resource_key,
             )
         )
     if commits is not None:
@@ -282,7 +287,9 @@ def _work_op(plan: _Plan, verb: MaintenanceVerb[Any], pool: str | None) -> dg.Op
         resource: IceDBResource = getattr(context.resources, plan.resource_key)
         table = resource.table(plan.key)
         config = verb.config(**context.op_config)
-        report = verb.work(MaintenanceTask(table, config, partial(_engine, context, spark_key)))
+        report = verb.work(MaintenanceTask(table, config, _engine(context, spark_key)))
+        if report.failed_kinds:
+            context.instance.add_run_tags(context.run_id, {FAILED_TAG: ",".join(report.failed_kinds)})
         log_report(context, plan.key, verb.name, table, report)
         yield dg.Output(None)
 

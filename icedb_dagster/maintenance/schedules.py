@@ -26,7 +26,7 @@ class IdleCheck:
         lake = getattr(context.resources, self.resource_key)
         try:
             with open_tables.use(lake, self.key) as table:
-                report = self.verb.work(MaintenanceTask(table, self.verb.config(dry_run=True)))
+                report = self.verb.work(MaintenanceTask(table, self.verb.config(dry_run=True), None))
                 if not report.idle:
                     return dg.RunRequest()
                 return dg.SkipReason(f"{self.verb.name} of {table.uri} has nothing to do")

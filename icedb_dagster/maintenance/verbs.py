@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from icedb.operations.rewrite.merge import Order, TieredMerge
 from icedb.storage.parts import Part
 from icedb.transaction.append import Commit
 from icedb.util.times import parse_as_of
+from icedb_dagster.locking.run_kinds import MAINTAIN
 from icedb_dagster.maintenance.configs import (
     TABLE_DEFAULT,
     CleanupConfig,
@@ -40,14 +42,16 @@ __all__ = ["VERBS", "MaintenanceReport", "MaintenanceTask", "MaintenanceVerb", "
 
 Config = TypeVar("Config", bound=dg.Config)
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceTask(Generic[Config]):
-    """The input of a verb. `engine` returns what rewrites parts; None: this process does. It may start a session."""
+    """The input of a verb. `engine` rewrites parts; None: this process does."""
 
     table: icedb.Table
     config: Config
-    engine: Callable[[], Engine | None] = lambda: None
+    engine: Engine | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class MaintenanceReport:
     """The result of a verb, for display. If `failure` is not empty, the run fails with that reason.
 
     `idle`: there was nothing to do. `dropped` are the parts of dropped partitions; with `dry_run`, of those that would
-    be dropped.
+    be dropped. `failed_kinds` are those of several kinds of maintenance that failed.
     """
 
     figures: Mapping[str, object]
@@ -64,6 +68,7 @@ class MaintenanceReport:
     idle: bool = False
     dropped: Sequence[Part] = ()
     dry_run: bool = False
+    failed_kinds: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def _merge(task: MaintenanceTask[MergeConfig], *, order: Order) -> MaintenanceRe
         part_bytes_max=config.part_bytes_max,
         tiers=tiers,
         max_seconds=config.seconds_max,
-        engine=task.engine(),
+        engine=task.engine,
         dry_run=config.dry_run,
     )
     if report.dry_run:
@@ -226,7 +231,7 @@ def _orphans(task: MaintenanceTask[OrphansConfig]) -> MaintenanceReport:
 def _rewrite(task: MaintenanceTask[RewriteConfig]) -> MaintenanceReport:
     config = task.config
     report = task.table.rewrite_partition(
-        config.partition, config.query, new_columns=config.new_columns, dry_run=config.dry_run, engine=task.engine()
+        config.partition, config.query, new_columns=config.new_columns, dry_run=config.dry_run, engine=task.engine
     )
     return MaintenanceReport(
         {
@@ -247,9 +252,8 @@ def _delete(task: MaintenanceTask[DeleteConfig]) -> MaintenanceReport:
     if config.passes_max < 1:
         raise InvalidOption(f"{task.table.uri}: passes_max is {config.passes_max}; give at least 1.")
     passes: list[DeleteReport] = []
-    engine = task.engine()
     while not passes or (passes[-1].second_pass_needed and not config.dry_run and len(passes) < config.passes_max):
-        passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=engine))
+        passes.append(task.table.delete(config.where, dry_run=config.dry_run, engine=task.engine))
     complete = not passes[-1].second_pass_needed
     return MaintenanceReport(
         {
@@ -302,7 +306,7 @@ def _restore(task: MaintenanceTask[RestoreConfig]) -> MaintenanceReport:
 
 
 def _maintain(task: MaintenanceTask[MaintainConfig]) -> MaintenanceReport:
-    """Do several kinds of maintenance. An error of one does not hold up the others, as in separate runs."""
+    """Do several kinds of maintenance. The run fails after the last one, so an error of one does not hold up others."""
     table, config = task.table, task.config
     if unknown := sorted(set(config.kinds) - set(get_args(Due))):
         raise InvalidOption(f"{table.uri}: kinds has {unknown[0]!r}; give some of {', '.join(get_args(Due))}, or none.")
@@ -316,19 +320,17 @@ def _maintain(task: MaintenanceTask[MaintainConfig]) -> MaintenanceReport:
         "cleanup": {},
     }
     reports: dict[str, MaintenanceReport] = {}
-    errors: list[Exception] = []
+    errors: dict[str, Exception] = {}
     for verb in sorted((verb for verb in VERBS if verb.name in kinds), key=lambda verb: -verb.priority):
         try:
             of_verb = verb.config(**limits[verb.name], dry_run=config.dry_run)
             reports[verb.name] = verb.work(replace(task, config=of_verb))
-        except Exception as error:  # noqa: BLE001  raised after the other kinds
-            error.add_note(f"{table.uri}: {verb.name} failed.")
-            errors.append(error)
-    if errors:
-        raise errors[0] if len(errors) == 1 else ExceptionGroup(f"{table.uri}: kinds of maintenance failed", errors)
+        except Exception as error:  # the report has it, after the other kinds
+            logger.exception("%s of %s failed", verb.name, table.uri)
+            errors[verb.name] = error
     return MaintenanceReport(
         {
-            "kinds of maintenance": ", ".join(reports) or "none: nothing is due",
+            "kinds of maintenance": ", ".join([*reports, *errors]) or "none: nothing is due",
             **{
                 f"{name}: {figure}": value
                 for name, report in reports.items()
@@ -337,7 +339,8 @@ def _maintain(task: MaintenanceTask[MaintainConfig]) -> MaintenanceReport:
             },
             **dry(dry_run=config.dry_run),
         },
-        idle=all(report.idle for report in reports.values()),
+        failure="; ".join(f"{name}: {type(e).__name__}: {' '.join(str(e).split())}" for name, e in errors.items()),
+        failed_kinds=tuple(errors),
     )
 
 
@@ -409,13 +412,12 @@ VERBS: tuple[MaintenanceVerb[Any], ...] = (
         may_be_idle=True,
     ),
     MaintenanceVerb(
-        "maintain",
+        MAINTAIN,
         MaintainConfig,
         _maintain,
         "Does all merges and the cleanup that are due, or those that its config names.",
         priority=1,
         rewrites=True,
-        may_be_idle=True,
     ),
     MaintenanceVerb(
         "orphans", OrphansConfig, _orphans, "Deletes orphans: parts of crashed writes, which no log file names."

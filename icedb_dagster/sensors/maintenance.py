@@ -6,15 +6,16 @@ a run of a job is queued or active in this code location, however it was started
 the last requests, see `icedb_dagster.sensors.run_requests`.
 
 A run takes seconds of processor time to start, so one run does several kinds of maintenance that are due. A kind whose
-last run failed gets a run of its own: its failures do not delay the others.
+last run failed gets a run of its own, so that it does not make such a run fail again and again.
 
 The sensor relies on this behavior of Dagster's sensor daemon:
 
 - It evaluates one tick of a sensor at a time. Evaluation has no side effects: the daemon acts on the result afterwards.
 - Before it creates the runs of a tick, it stores them, their ids and the new cursor with the tick. If it is restarted
   in between, it continues that tick, for a day, and evaluates nothing again.
-- If it is killed before that, it evaluates the tick again with the old cursor. The result has the same run keys. For a
-  key that a run of this sensor has already, it starts no run. If that run was created and never started, it starts it.
+- If it is killed before that, it evaluates the tick again with the old cursor. With the same health and
+  runs, the result has the same run keys. For a key that a run of this sensor has already, it starts no run. If that run
+  was created and never started, it starts it.
 - The cursor of a failed tick is not stored.
 """
 
@@ -23,7 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import dagster as dg
 import msgspec
@@ -31,6 +31,7 @@ import msgspec
 from icedb import Recommendation, TableHealth, Thresholds
 from icedb.errors import TableNotFound
 from icedb.operations.health.table_health import Due
+from icedb_dagster.locking.run_kinds import failed_kinds, kinds_of
 from icedb_dagster.sensors.open_tables import open_tables
 from icedb_dagster.sensors.run_requests import RequestCursor, begin, decode, encode, next_request, run_key, waits
 from icedb_dagster.sensors.sensor_settings import SENSOR_TAG, MaintenanceSensor
@@ -116,6 +117,8 @@ class _MaintenanceTick:
         # With other limits for small parts and hot partitions, a merge could find nothing to do.
         self._merging = {name: getattr(thresholds, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
         self._health = health
+        #: The runs of each job and statuses, read once.
+        self._records: dict[tuple[str, tuple[dg.DagsterRunStatus, ...]], Sequence[dg.RunRecord]] = {}
         #: Why maintenance that is due is not requested.
         self._notes: list[str] = []
 
@@ -189,21 +192,26 @@ class _MaintenanceTick:
 
     def _failed(self, due: Due) -> bool:
         last = next(self._runs(due, _ENDED), None)
-        return last is not None and last.status != dg.DagsterRunStatus.SUCCESS
+        if last is None or last.status == dg.DagsterRunStatus.SUCCESS:
+            return False
+        return last.job_name != self._names.maintain or due in failed_kinds(last)
 
     def _runs(self, due: Due, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.DagsterRun]:
         """Yield the runs that do a kind of maintenance, the newest first."""
         own, maintain = self._names.jobs[due], self._names.maintain
         of_maintain = () if maintain is None else self._runs_of(maintain, statuses)
-        several = (record for record in of_maintain if _does(record.dagster_run, due))
+        several = (record for record in of_maintain if due in kinds_of(record.dagster_run))
         records = sorted(chain(self._runs_of(own, statuses), several), key=lambda record: -record.storage_id)
         return (record.dagster_run for record in records)
 
-    def _runs_of(self, job: str, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.RunRecord]:
-        """Yield runs of a job, without those of another code location's job of that name."""
-        wanted = dg.RunsFilter(job_name=job, statuses=statuses)
-        records = self._context.instance.get_run_records(wanted, limit=_RUNS_MAX)
-        return (record for record in records if self._is_of_here(record.dagster_run))
+    def _runs_of(self, job: str, statuses: Sequence[dg.DagsterRunStatus]) -> Sequence[dg.RunRecord]:
+        """Return runs of a job, without those of another code location's job of that name."""
+        key = job, tuple(statuses)
+        if key not in self._records:
+            wanted = dg.RunsFilter(job_name=job, statuses=statuses)
+            records = self._context.instance.get_run_records(wanted, limit=_RUNS_MAX)
+            self._records[key] = [record for record in records if self._is_of_here(record.dagster_run)]
+        return self._records[key]
 
     def _is_of_here(self, run: dg.DagsterRun) -> bool:
         """Return whether a run is of this code location, for Dagster's run keys. In-process runs have no origin."""
@@ -213,13 +221,6 @@ class _MaintenanceTick:
         of_run = origin.repository_origin
         here = location.location_name, self._context.repository_name
         return (of_run.code_location_origin.location_name, of_run.repository_name) == here
-
-
-def _does(run: dg.DagsterRun, due: Due) -> bool:
-    """Return whether a run of the job that does several kinds does this one. A run without kinds may do each."""
-    ops: Any = run.run_config.get("ops", {})
-    kinds = ops.get(f"{run.job_name}_work", {}).get("config", {}).get("kinds")
-    return not kinds or due in kinds
 
 
 def _figures(health: TableHealth) -> str:

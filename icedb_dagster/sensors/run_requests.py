@@ -1,8 +1,9 @@
 """Decide whether to request a maintenance run, from the last request and its outcome.
 
 This module is pure. The last requests are in the sensor's cursor, which Dagster stores after a tick. A run's key is
-made of the cursor's own numbers, so a tick that is evaluated again with the same cursor requests the same runs. If a
-run did not help, the next request waits, twice as long each time.
+made of the cursor's own numbers and the kinds of maintenance that it does, so a tick that is evaluated again with the
+same cursor, table and runs requests the same runs. If a run did not help, the next request waits, twice as long each
+time.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ from icedb.errors import (
 )
 from icedb.operations.rewrite import merge_loop
 from icedb.testing import ClockedStore, ManualClock, check_sound, create_table, open_table
+from icedb.util.clock import SystemClock
 from icedb_dagster import IceDBResource, TableExport, TimeToLive, build_table_definitions, ensure_pool, icedb_pool
+from icedb_dagster.dev.doctor.maintenance_runs import read_failed_jobs
+from icedb_dagster.locking.run_kinds import failed_kinds
 from icedb_dagster.metadata import markdown
 from tests.support.dagster.dagster_instance import ONE, rows, run_script
 from tests.support.dagster.dagster_jobs import TableJobs, dated, definitions, maintain, run_job
@@ -516,40 +519,31 @@ def test_a_kind_of_maintenance_that_fails_does_not_hold_up_the_others(
     table = jobs.dated(*[DAY] * 4)
 
     def fail(*_: object, **__: object) -> None:
-        raise StoreUnavailable("the store does not answer")
+        raise StoreUnavailable("the store\ndoes not answer")
 
     monkeypatch.setattr(icedb.Table, "merge", fail)
-    with pytest.raises(StoreUnavailable, match="does not answer") as caught:
+    cause = "StoreUnavailable: the store does not answer"
+    with pytest.raises(dg.Failure) as failure:
         jobs.run("maintain", kinds=["merge_newest", "merge_log"])
-    assert caught.value.__notes__ == [f"{table.uri}: merge_newest failed."]
+    assert failure.value.description == f"merge_newest: {cause}"
     assert table.snapshot().log_files == 1
-    with pytest.raises(ExceptionGroup) as both:
-        jobs.run("maintain", kinds=["merge_newest", "merge_oldest"])
-    assert [error.__notes__[0].split()[-2] for error in both.value.exceptions] == ["merge_newest", "merge_oldest"]
+    assert "| merge_log: log files merged | 4 |" in jobs.metadata()["maintain"]
+    [run] = jobs.instance.get_runs(dg.RunsFilter(job_name=f"{jobs.name}_maintain"))
+    assert list(failed_kinds(run)) == ["merge_newest"]
+    [failed] = read_failed_jobs(jobs.instance, SystemClock())
+    assert (failed.verb, failed.error) == (
+        "merge_newest",
+        f"dagster._core.definitions.events.Failure: merge_newest: {cause}",
+    )
+    with pytest.raises(dg.Failure, match=f"merge_newest: {cause}; merge_oldest: {cause}"):
+        jobs.run("maintain", kinds=["merge_oldest", "merge_newest"])
     with pytest.raises(InvalidOption, match="kinds has 'vacuum'; give some of merge_newest, merge_oldest, merge_log"):
         jobs.run("maintain", kinds=["cleanup", "vacuum"])
-
-
-class NoSession(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A Spark resource whose session must not be started."""
-
-    @property
-    def spark_session(self) -> Any:
-        raise AssertionError("a session was started")
-
-
-def test_maintain_starts_no_spark_session_without_a_merge(
-    instance: dg.DagsterInstance, lake: IceDBResource, name: str
-) -> None:
-    table = dated(lake, name, *[DAY] * 4)
-    made = build_table_definitions(name, engine="spark")
-    defs = dg.Definitions.merge(made, dg.Definitions(resources={"icedb": lake, "pyspark": NoSession()}))
-    job = defs.get_repository_def().get_job(f"{name}_maintain")
-    for kinds in (["merge_log", "cleanup"], ["merge_newest"]):
-        config = {"ops": {f"{name}_maintain_work": {"config": {"kinds": kinds}}}}
-        done = job.execute_in_process(config, instance=instance, raise_on_error=False)
-        assert done.success == (kinds != ["merge_newest"])
-    assert table.snapshot().log_files == 1
+    assert {job.verb for job in read_failed_jobs(jobs.instance, SystemClock())} >= {"merge_newest", "merge_oldest"}
+    monkeypatch.undo()
+    jobs.run("merge_newest")
+    jobs.run("maintain", kinds=["cleanup", "merge_oldest"])
+    assert read_failed_jobs(jobs.instance, SystemClock()) == [], "a success with any job ends a finding"
 
 
 @pytest.mark.sampled(days=3)

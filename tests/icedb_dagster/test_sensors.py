@@ -20,6 +20,7 @@ from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
 from icedb.testing import ClockedStore, Fault, ManualClock
 from icedb_dagster import IceDBResource, build_table_definitions, sensors
+from icedb_dagster.locking.run_kinds import FAILED_TAG
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, feed_position, run_requests
 from icedb_dagster.sensors.open_tables import OpenTables
 from tests.reader.test_changes import v3_merge
@@ -165,24 +166,45 @@ def test_a_kind_that_failed_has_a_run_of_its_own_afterwards(scene: SensorScene) 
     table = scene.table(5)
     daemon = scene.maintenance(MaintenanceSensor(LOW)).begin()
     assert requested(daemon.tick()) == [f"{scene.name}_maintain"]
+    assert requested(daemon.tick()) == []
     for kind in ("merge_newest", "merge_log"):
-        assert requested(daemon.tick()) == []
         assert f"{kind} is due, but a run of {scene.name}_maintain is queued or active" in daemon.skip_message
-    end_all(scene.instance, dg.DagsterRunStatus.FAILURE)
-    scene.tick(daemon)
-    # Which kind made the run fail is not recorded.
-    scene.clock.advance(MINUTE_MS)
-    assert requested(daemon.tick()) == [f"{scene.name}_merge_newest", f"{scene.name}_merge_log"]
-    newest, log = (run_of(scene, kind) for kind in ("merge_newest", "merge_log"))
-    end_run(scene.instance, newest, dg.DagsterRunStatus.SUCCESS)
-    end_run(scene.instance, log, dg.DagsterRunStatus.FAILURE)
-    fill(table, 1)
+    run = run_of(scene, "maintain")
+    scene.instance.add_run_tags(run.run_id, {FAILED_TAG: "merge_log"})
+    end_run(scene.instance, run, dg.DagsterRunStatus.FAILURE)
+    table.merge()
+    fill(table, 5)
     scene.tick(daemon)
     assert daemon.created[-1].split("/")[1] == "merge_newest", "new work after a success, without the failed kind"
-    scene.tick(daemon, 2)
-    end_run(scene.instance, run_of(scene, "merge_log"), dg.DagsterRunStatus.SUCCESS)
     end_run(scene.instance, run_of(scene, "merge_newest"), dg.DagsterRunStatus.SUCCESS)
-    fill(table, 1)
+    table.merge()
+    fill(table, 5)
+    scene.clock.advance(2 * MINUTE_MS)
+    answer = daemon.tick()
+    assert requested(answer) == [f"{scene.name}_merge_newest", f"{scene.name}_merge_log"]
+    end_all(scene.instance)
+    table.merge()
+    fill(table, 5)
+    assert requested(daemon.tick()) == [f"{scene.name}_maintain"]
+
+
+def test_each_kind_failed_in_a_run_that_did_not_report_them(scene: SensorScene) -> None:
+    table = scene.table(5)
+    daemon = scene.maintenance(MaintenanceSensor(LOW)).begin()
+    elsewhere = add_run(scene.instance, f"{scene.name}_maintain", dg.DagsterRunStatus.STARTED, location="elsewhere")
+    daemon = Daemon(scene.instance, daemon.sensor, scene.lake, location="tested").begin()
+    assert requested(daemon.tick()) == [f"{scene.name}_maintain"], "that of another code location does not count"
+    end_run(scene.instance, elsewhere, dg.DagsterRunStatus.FAILURE)
+    end_all(scene.instance, dg.DagsterRunStatus.FAILURE)  # its worker died
+    scene.tick(daemon)
+    scene.clock.advance(MINUTE_MS)
+    assert requested(daemon.tick()) == [f"{scene.name}_merge_newest", f"{scene.name}_merge_log"]
+    end_all(scene.instance)
+    by_hand = add_run(scene.instance, f"{scene.name}_maintain", dg.DagsterRunStatus.STARTED)  # without kinds
+    table.merge()
+    fill(table, 5)
+    assert requested(daemon.tick()) == []
+    end_run(scene.instance, by_hand, dg.DagsterRunStatus.SUCCESS)
     assert requested(daemon.tick()) == [f"{scene.name}_maintain"]
 
 
@@ -350,9 +372,14 @@ def test_runs_of_another_code_location_are_ignored(scene: SensorScene) -> None:
 
 
 def test_a_tick_that_is_evaluated_again_requests_the_same_runs(scene: SensorScene) -> None:
-    scene.table(5)
+    table = scene.table(5)
+    failed = add_run(scene.instance, f"{scene.name}_merge_log", dg.DagsterRunStatus.STARTED)
+    end_run(scene.instance, failed, dg.DagsterRunStatus.FAILURE)
+    scene.clock.advance(2 * HOUR_MS)  # the partition is cold now
+    fill(table, 5, p="b")
     daemon = scene.maintenance(MaintenanceSensor(LOW)).begin()
     first = [r.run_key for r in daemon.evaluate().run_requests]
+    assert [key.split("/")[1] for key in first] == ["merge_newest+merge_oldest", "merge_log"]
     scene.clock.advance(MINUTE_MS)
     assert [r.run_key for r in daemon.evaluate().run_requests] == first
     daemon.tick(dies_after=1)

@@ -52,7 +52,7 @@ def examine(
     clock, timing = clock or SystemClock(), timing or Timing()
     project = open_layout(project_dir).project
     with project_environment(project), ExitStack() as opened:
-        findings = [judge_versions(read_versions()), *judge_services(status(project))]
+        findings = [judge_versions(read_versions()), *_caught("services", lambda: judge_services(status(project)))]
         instance: dg.DagsterInstance | None = None
         try:
             used = opened.enter_context(use_instance(project))

@@ -12,6 +12,7 @@ from icedb.util.clock import Clock
 from icedb.util.durations import duration_text
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
 from icedb_dagster.dev.project.workspace import first_cause
+from icedb_dagster.locking.run_kinds import MAINTAIN, failed_kinds, kinds_of
 from icedb_dagster.locking.table_lock import TABLE_TAG, VERB_TAG
 
 __all__ = ["FailedJob", "LateRun", "judge_maintenance", "read_failed_jobs", "read_late_runs"]
@@ -70,22 +71,36 @@ def read_late_runs(instance: dg.DagsterInstance, clock: Clock) -> list[LateRun]:
 
 def read_failed_jobs(instance: dg.DagsterInstance, clock: Clock) -> list[FailedJob]:
     """Return the maintenance jobs whose last run failed within the last days."""
-    failed: dict[str, list[dg.RunRecord]] = {}
+    failed: dict[tuple[str, str], list[dg.RunRecord]] = {}
     for record in _failed_runs(instance, datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - timedelta(days=DAYS)):
-        if VERB_TAG in record.dagster_run.tags:
-            failed.setdefault(record.dagster_run.job_name, []).append(record)
+        run = record.dagster_run
+        verb = run.tags.get(VERB_TAG)
+        if verb is not None:
+            for kind in failed_kinds(run) if verb == MAINTAIN else (verb,):
+                failed.setdefault((run.job_name.removesuffix(verb), kind), []).append(record)
     jobs = []
-    for name, records in failed.items():
-        wanted = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
-        success = next(iter(instance.get_run_records(wanted, limit=1)), None)
-        since = [record for record in records if success is None or _end_s(record) > _end_s(success)]
+    for (prefix, kind), records in failed.items():
+        success_s = _last_success_s(instance, prefix, kind)
+        since = [record for record in records if _end_s(record) > success_s]
         if since:
             last = max(since, key=_end_s)
             run = last.dagster_run
-            table, verb, error = run.tags.get(TABLE_TAG, ""), run.tags[VERB_TAG], _error(instance, run.run_id)
+            table, error = run.tags.get(TABLE_TAG, ""), _error(instance, run.run_id)
             by_hand = not _STARTED_BY & run.tags.keys()
-            jobs.append(FailedJob(table, verb, len(since), run.run_id, _end_s(last), error, by_hand))
+            jobs.append(FailedJob(table, kind, len(since), run.run_id, _end_s(last), error, by_hand))
     return jobs
+
+
+def _last_success_s(instance: dg.DagsterInstance, prefix: str, kind: str) -> float:
+    """Return when a run last did a kind of maintenance with success, alone or with other kinds; 0: never."""
+    done_s = 0.0
+    for name in (f"{prefix}{kind}", f"{prefix}{MAINTAIN}"):
+        wanted = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
+        for record in instance.get_run_records(wanted, limit=_PAGE):
+            if name.endswith(kind) or kind in kinds_of(record.dagster_run):
+                done_s = max(done_s, _end_s(record))
+                break
+    return done_s
 
 
 def _failed_runs(instance: dg.DagsterInstance, after: datetime) -> list[dg.RunRecord]:

@@ -1,4 +1,4 @@
-"""Check of the processes of `icedb-dagster up`. Heartbeats show the end of a daemon two minutes later only."""
+"""Check of the processes of `icedb-dagster up`. Heartbeats show the end of a daemon only two minutes later."""
 
 from __future__ import annotations
 
