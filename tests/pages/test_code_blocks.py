@@ -43,6 +43,7 @@ def test_the_code_of_the_pages_has_at_most_88_columns() -> None:
     assert {page: lines for page, lines in wide.items() if lines} == {}
 
 
+@pytest.mark.long
 def test_the_examples_of_docstrings_have_at_most_88_columns() -> None:
     wide = []
     for name in ("icedb", "icedb_dagster", "pyspark_icedb", "spark_jobs"):

@@ -16,6 +16,8 @@ from icedb.format.change_feed import decode_cursor
 from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore, ManualClock, create_table
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def table(clocked: ClockedStore, clock: ManualClock) -> Table:

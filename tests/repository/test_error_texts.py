@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from icedb import Table
 from icedb.errors import InvalidOption
 
@@ -32,6 +34,7 @@ def bare_times(path: Path) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
 
 
+@pytest.mark.long
 def test_no_message_contains_a_time_as_a_bare_number() -> None:
     files = [p for folder in ("icedb", "icedb_dagster") for p in (ROOT / folder).rglob("*.py")]
     assert len(files) > 100

@@ -242,6 +242,7 @@ def test_what_is_heavy_or_optional_stays_where_it_belongs(module: str) -> None:
         assert places is None or inside(module, places), f"{module} imports {name}"
 
 
+@pytest.mark.long
 def test_private_names_of_dagster_are_listed_in_one_module() -> None:
     """Other modules may name types for the type checker."""
     for module in modules():

@@ -467,6 +467,7 @@ def test_a_query_result_outlives_its_table_object(place: Any) -> None:
     assert relation.fetchall() == [(1,)]
 
 
+@pytest.mark.long
 def test_a_table_of_odd_names_and_places(tmp_path: Path) -> None:
     table = Table.create(
         tmp_path / "a folder with 'quotes' & ünïcode %20", partition_by=['"my col" AS "p q"'], sort_by=["s'"]

@@ -142,6 +142,7 @@ def test_duckdb_writes_a_type_that_pyarrow_lacks(tmp_path: Path) -> None:
     assert stats == stats_of_file({"n": "BIGINT", "large": "DOUBLE"}, tmp_path / "a.parquet")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [0, 1, 5, 400])
 def test_a_slice_keeps_the_values_of_its_rows_only(rows: int) -> None:
     """A few rows of a large dictionary are compacted by the rows, and many by the dictionary."""

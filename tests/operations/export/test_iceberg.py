@@ -241,6 +241,7 @@ def test_every_change_of_a_table_is_exported(local: Any) -> None:
     assert texts(rows_by_pyiceberg(table, str(first.metadata)), ["n"]) == texts(earlier, ["n"])
 
 
+@pytest.mark.long
 def test_an_append_writes_one_manifest_and_pins_are_tags(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("icedb.reader.iceberg.manifests._PARTS", 2)
     table = Table.create(local.uri)
@@ -285,6 +286,7 @@ def test_metadata_of_another_program_is_rejected(local: Any) -> None:
     assert table.pins() == []
 
 
+@pytest.mark.long
 def test_old_parts_without_ids_and_new_parts_are_read_together(local: Any, tmp_path: Path) -> None:
     old = {"n": [1, 2], "s": [{"a": 1}, None], "dropped": ["x", "y"]}
     (tmp_path / "old").mkdir()

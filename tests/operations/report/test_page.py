@@ -219,6 +219,7 @@ def test_the_page_of_many_parts_is_small_and_states_what_is_left_out(clocked: Cl
         assert sentence in text
 
 
+@pytest.mark.long
 def test_the_page_of_50_000_partitions_with_long_names_is_small(table: Table) -> None:
     facts = read_facts(table.handle)
     names: list[Any] = [f"{'<' * 300}{n:06}{'&' * 300}" for n in range(50_000)]

@@ -101,6 +101,7 @@ def test_columns_that_the_batch_lacks_keep_their_values(memory: Any) -> None:
     assert dict(rows(table, "id, _row_id")).items() >= ids.items(), "an updated row keeps its id"
 
 
+@pytest.mark.long
 def test_kept_values_of_every_type_are_unchanged(local: Any) -> None:
     table = every_type(local)
     rest = [c for c in table.schema() if c != "text"]

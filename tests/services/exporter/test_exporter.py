@@ -67,6 +67,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_figures_of_each_table(root: Path) -> None:
     exporter = Exporter(root)
     exporter.tables.run_round()
@@ -85,6 +86,7 @@ def test_the_figures_of_each_table(root: Path) -> None:
     assert exporter.samples()["icedb_exporter_tables",] == 2
 
 
+@pytest.mark.long
 def test_a_refresh_of_a_quiet_table_is_one_list_request_and_a_scrape_makes_none(root: Path) -> None:
     exporter = Exporter(root)
     exporter.tables.run_round()
@@ -96,6 +98,7 @@ def test_a_refresh_of_a_quiet_table_is_one_list_request_and_a_scrape_makes_none(
     assert used == {"list": 2, "get": 0, "head": 0, "put": 0, "delete": 0, "copy": 0}, "there are two tables"
 
 
+@pytest.mark.long
 def test_commits_are_counted_once_by_kind_also_if_the_log_was_merged_meanwhile(root: Path) -> None:
     exporter, table = Exporter(root), Table.open(str(root / SMALL))
     exporter.tables.run_round()
@@ -109,6 +112,7 @@ def test_commits_are_counted_once_by_kind_also_if_the_log_was_merged_meanwhile(r
         assert kinds == {"insert": 3, "merge": 1, "merge_log": 1, "cleanup": 0}
 
 
+@pytest.mark.long
 def test_a_broken_table_leaves_the_others_and_a_dropped_one_is_reported_for_a_day(root: Path) -> None:
     clock = ManualClock()
     exporter = Exporter(root, clock)
@@ -132,6 +136,7 @@ def test_a_broken_table_leaves_the_others_and_a_dropped_one_is_reported_for_a_da
     assert not exporter.of_table(MERGED)
 
 
+@pytest.mark.long
 def test_a_table_created_at_the_address_of_another_is_opened_again(root: Path) -> None:
     exporter = Exporter(root)
     exporter.search()
