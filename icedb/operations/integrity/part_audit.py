@@ -20,7 +20,7 @@ from icedb.sql.connection_pool import reader
 from icedb.sql.connections import RESERVED, quote_text, read_file
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import Handle
-from icedb.util.progress import progress
+from icedb.util.progress import Advance, progress
 from icedb.util.temporary_files import temporary_folder
 from icedb.writer.encoding.parquet_encoder import file_digest
 
@@ -29,6 +29,8 @@ __all__ = ["check_contents", "check_footers"]
 # A query of so many footers takes a second or two from a bucket; so many concurrent queries hide the latency.
 FOOTERS_AT_ONCE = 64
 QUERIES_AT_ONCE = 8
+# A connection keeps some 6 kB for each object of a bucket that it has read, until it is closed.
+FOOTERS_OF_A_CONNECTION = 4_096
 # Whole parts are fetched into memory before they are written to disk: at worst some hundred megabytes each.
 FETCHES_AT_ONCE = 4
 
@@ -46,20 +48,25 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
     """Return problems of parts whose footer and marker differ in the number of rows. Raises the store's errors."""
     if not handle.location.is_opened_by_engines:
         return check_contents(handle, markers, deep=False)
+    suspicious: list[Marker] = []
+    with progress("reading footers", len(markers), "parts") as advance:
+        for first in range(0, len(markers), FOOTERS_OF_A_CONNECTION):
+            suspicious += _suspects_of(handle, markers[first : first + FOOTERS_OF_A_CONNECTION], advance)
+    # The object itself decides, because a footer may have failed to load.
+    return check_contents(handle, suspicious, deep=False)
+
+
+def _suspects_of(handle: Handle, markers: Sequence[Marker], advance: Advance) -> list[Marker]:
+    """Return the parts whose footer cannot be read or has other rows, with a connection of its own."""
     chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
-    with (
-        reader(handle.location, read_bytes=0) as con,
-        progress("reading footers", len(markers), "parts") as advance,
-        ThreadPoolExecutor(QUERIES_AT_ONCE) as pool,
-    ):
-        suspicious = []
+    suspicious: list[Marker] = []
+    with reader(handle.location, read_bytes=0) as con, ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
         for some, suspects in zip(
             chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
         ):
             suspicious += suspects
             advance(len(some))
-    # The object itself decides, because a footer may have failed to load.
-    return check_contents(handle, suspicious, deep=False)
+    return suspicious
 
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:

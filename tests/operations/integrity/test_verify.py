@@ -16,6 +16,7 @@ from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.format.codec import decode, encode
 from icedb.format.records import LogFile, Marker
 from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
+from icedb.operations.integrity import part_audit
 from icedb.storage.obstore_store import StoredObject
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, create_table, open_table
 from tests.support.object_stores.interruptions import act_before
@@ -247,7 +248,10 @@ def test_a_part_without_digest_is_counted_as_unchecked(table: Table, clocked: Cl
 
 @pytest.mark.long
 @pytest.mark.parametrize("deep", [False, True])
-def test_damage_is_found_in_stores_that_duckdb_reads_itself(shared_place: Any, deep: bool) -> None:
+def test_damage_is_found_in_stores_that_duckdb_reads_itself(
+    shared_place: Any, deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_audit, "FOOTERS_OF_A_CONNECTION", 68)  # two connections
     place = shared_place
     table = Table.create(place.uri, partition_by=["k"], sort_by=["n"], storage_options=place.storage_options)
     table.insert([{"k": k, "n": k} for k in range(70)])  # more than one query's worth of footers

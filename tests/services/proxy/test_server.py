@@ -235,7 +235,7 @@ def test_it_is_not_ready_without_its_tables(tmp_path: Path) -> None:
         assert (status, body.count("there is no table")) == (503, 2)
         assert get(f"{proxy.endpoint}/-/ready") == (503, '{"status":"not ready"}\n')
         assert get(f"{proxy.admin}/health") == OK
-        assert "not ready: the table" in proxy.errors()
+        wait_until(lambda: "not ready: the table" in proxy.errors(), "the reason is in the log")
 
 
 # ------------------------------------------------------------------------------------------------ stopping
