@@ -39,16 +39,15 @@ def files_opened(folder: Path) -> Iterator[set[str]]:
         poll.register(events, select.POLLIN)
         while True:
             ends = over.is_set()  # before the poll: a file may be opened between a poll in vain and the end
-            if not poll.poll(_POLL_MS):
-                if ends:
+            if poll.poll(_POLL_MS):
+                try:
+                    opened_files.update(_names(os.read(events, _BUFFER_BYTES), folders))
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    errors.append(error)
                     return
-                continue
-            try:
-                opened_files.update(_names(os.read(events, _BUFFER_BYTES), folders))
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                errors.append(error)
+            elif ends:
                 return
 
     try:

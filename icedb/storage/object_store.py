@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from icedb.errors import IceDBError
 from icedb.storage.location import Location
@@ -98,7 +98,10 @@ class ObjectStore(Protocol):
         ...
 
 
-def chunks(keys: Sequence[str], size: int = DELETES_PER_REQUEST) -> Iterator[list[str]]:
-    """Split keys into lists that fit in one request."""
-    for start in range(0, len(keys), size):
-        yield list(keys[start : start + size])
+_Item = TypeVar("_Item")
+
+
+def chunks(items: Sequence[_Item], size: int = DELETES_PER_REQUEST) -> Iterator[list[_Item]]:
+    """Split items, such as keys, into lists of at most `size`. By default they fit in one request."""
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])

@@ -35,15 +35,20 @@ class _Changing(dg.Config):
     dry_run: bool = Field(default=False, description="Change nothing. Report what would be done.")
 
 
-class MergeConfig(_Changing):
-    """Limits of a merge (compaction)."""
+class _Merging(_Changing):
+    """Base of the configs of jobs that merge parts."""
 
     part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size in bytes are merged.")
+    hot_parts: int = Field(default=TieredMerge().hot_parts, description="Small parts that a hot partition may have.")
+
+
+class MergeConfig(_Merging):
+    """Limits of a merge (compaction)."""
+
     hot_ms: int = Field(
         default=TieredMerge().hot_ms,
         description="Milliseconds after its last rows for which a partition is hot; -1: merge all small parts.",
     )
-    hot_parts: int = Field(default=TieredMerge().hot_parts, description="Small parts that a hot partition may have.")
     seconds_max: int = Field(
         default=60, description="Seconds that the run may hold the table's pool. The next run continues."
     )
@@ -56,18 +61,16 @@ class MergeLogConfig(_Changing):
     files_min: int = Field(default=LOG_FILES_MIN, description="Minimum number of log files to merge.")
 
 
-class MaintainConfig(_Changing):
+class MaintainConfig(_Merging):
     """The kinds of maintenance to do in one run, and the thresholds for what is due."""
 
     kinds: list[str] = Field(
         default=[],
         description="Of merge_newest, merge_oldest, merge_log and cleanup; empty: those that are due now.",
     )
-    part_bytes_max: int = Field(default=PART_BYTES_MAX, description="Parts below this size in bytes are merged.")
     hot_ms: int = Field(
         default=Thresholds().hot_ms, description="Milliseconds after its last rows for which a partition is hot."
     )
-    hot_parts: int = Field(default=Thresholds().hot_parts, description="Small parts that a hot partition may have.")
 
 
 class TtlConfig(_Changing):

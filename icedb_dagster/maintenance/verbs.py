@@ -22,7 +22,7 @@ from icedb.operations.rewrite.merge import Order, TieredMerge
 from icedb.storage.parts import Part
 from icedb.transaction.append import Commit
 from icedb.util.times import parse_as_of
-from icedb_dagster.locking.run_kinds import MAINTAIN
+from icedb_dagster.locking.run_kinds import MAINTAIN, config_of, merging_limits
 from icedb_dagster.maintenance.configs import (
     TABLE_DEFAULT,
     CleanupConfig,
@@ -310,20 +310,12 @@ def _maintain(task: MaintenanceTask[MaintainConfig]) -> MaintenanceReport:
     table, config = task.table, task.config
     if unknown := sorted(set(config.kinds) - set(get_args(Due))):
         raise InvalidOption(f"{table.uri}: kinds has {unknown[0]!r}; give some of {', '.join(get_args(Due))}, or none.")
-    merging = {name: getattr(config, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
-    kinds = config.kinds or [r.due for r in table.health(Thresholds(**merging)).recommendations]
-    # What is due was decided by thresholds, not by the usual minimum of log files.
-    limits: Mapping[str, Mapping[str, object]] = {
-        "merge_newest": merging,
-        "merge_oldest": merging,
-        "merge_log": {"files_min": 2},
-        "cleanup": {},
-    }
+    kinds = config.kinds or [r.due for r in table.health(Thresholds(**merging_limits(config))).recommendations]
     reports: dict[str, MaintenanceReport] = {}
     errors: dict[str, Exception] = {}
     for verb in sorted((verb for verb in VERBS if verb.name in kinds), key=lambda verb: -verb.priority):
         try:
-            of_verb = verb.config(**limits[verb.name], dry_run=config.dry_run)
+            of_verb = verb.config(**config_of(verb.name, config), dry_run=config.dry_run)
             reports[verb.name] = verb.work(replace(task, config=of_verb))
         except Exception as error:  # the report has it, after the other kinds
             logger.exception("%s of %s failed", verb.name, table.uri)

@@ -31,7 +31,7 @@ import msgspec
 from icedb import Recommendation, TableHealth, Thresholds
 from icedb.errors import TableNotFound
 from icedb.operations.health.table_health import Due
-from icedb_dagster.locking.run_kinds import failed_kinds, kinds_of
+from icedb_dagster.locking.run_kinds import config_of, failed_kinds, kinds_of, merging_limits
 from icedb_dagster.sensors.open_tables import open_tables
 from icedb_dagster.sensors.run_requests import RequestCursor, begin, decode, encode, next_request, run_key, waits
 from icedb_dagster.sensors.sensor_settings import SENSOR_TAG, MaintenanceSensor
@@ -50,7 +50,6 @@ _UNDER_WAY = [
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 # Some may be of another code location's job of the same name, but hardly this many.
 _RUNS_MAX = 100
-_MERGES: tuple[Due, ...] = ("merge_newest", "merge_oldest")
 _MEGABYTE = 1_000_000
 
 
@@ -114,9 +113,8 @@ class _MaintenanceTick:
     ) -> None:
         self._context = context
         self._names = names
-        # With other limits for small parts and hot partitions, a merge could find nothing to do.
-        self._merging = {name: getattr(thresholds, name) for name in ("part_bytes_max", "hot_ms", "hot_parts")}
         self._health = health
+        self._thresholds = thresholds
         #: The runs of each job and statuses, read once.
         self._records: dict[tuple[str, tuple[dg.DagsterRunStatus, ...]], Sequence[dg.RunRecord]] = {}
         #: Why maintenance that is due is not requested.
@@ -149,15 +147,11 @@ class _MaintenanceTick:
         if (maintain := self._names.maintain) is not None and len(wanted) > 1:
             together = [r for r in wanted if not self._failed(r.due)]
             if len(together) > 1:
-                yield self._request(cursor, together, maintain, {"kinds": [r.due for r in together], **self._merging})
+                config = {"kinds": [r.due for r in together], **merging_limits(self._thresholds)}
+                yield self._request(cursor, together, maintain, config)
                 wanted = [r for r in wanted if r not in together]
-        for recommended in wanted:
-            yield self._request(cursor, [recommended], self._names.jobs[recommended.due], self._config(recommended.due))
-
-    def _config(self, due: Due) -> Mapping[str, object]:
-        if due in _MERGES:
-            return self._merging
-        return {"files_min": 2} if due == "merge_log" else {}  # the thresholds decide, not the usual minimum
+        for r in wanted:
+            yield self._request(cursor, [r], self._names.jobs[r.due], config_of(r.due, self._thresholds))
 
     def _request(
         self, cursor: RequestCursor, work: Sequence[Recommendation], job: str, config: Mapping[str, object]

@@ -18,6 +18,7 @@ from icedb.format.records import Marker
 from icedb.operations.integrity.log_audit import Problem
 from icedb.sql.connection_pool import reader
 from icedb.sql.connections import RESERVED, quote_text, read_file
+from icedb.storage.object_store import chunks
 from icedb.storage.obstore_store import ObjectNotFound
 from icedb.transaction.table_handle import Handle
 from icedb.util.progress import Advance, progress
@@ -50,27 +51,26 @@ def check_footers(handle: Handle, markers: Sequence[Marker]) -> list[Problem]:
         return check_contents(handle, markers, deep=False)
     suspicious: list[Marker] = []
     with progress("reading footers", len(markers), "parts") as advance:
-        for first in range(0, len(markers), FOOTERS_OF_A_CONNECTION):
-            suspicious += _suspects_of(handle, markers[first : first + FOOTERS_OF_A_CONNECTION], advance)
+        for of_connection in chunks(markers, FOOTERS_OF_A_CONNECTION):
+            suspicious += _suspicious(handle, of_connection, advance)
     # The object itself decides, because a footer may have failed to load.
     return check_contents(handle, suspicious, deep=False)
 
 
-def _suspects_of(handle: Handle, markers: Sequence[Marker], advance: Advance) -> list[Marker]:
-    """Return the parts whose footer cannot be read or has other rows, with a connection of its own."""
-    chunks = [markers[i : i + FOOTERS_AT_ONCE] for i in range(0, len(markers), FOOTERS_AT_ONCE)]
+def _suspicious(handle: Handle, markers: Sequence[Marker], advance: Advance) -> list[Marker]:
+    """Return the parts whose footer cannot be read or has other rows. Several queries of one connection read them."""
+    of_queries = list(chunks(markers, FOOTERS_AT_ONCE))
     suspicious: list[Marker] = []
     with reader(handle.location, read_bytes=0) as con, ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-        for some, suspects in zip(
-            chunks, pool.map(lambda some: _suspects(handle, con.cursor(), some), chunks), strict=True
-        ):
+        checked = pool.map(lambda some: _suspects(handle, con.cursor(), some), of_queries)
+        for some, suspects in zip(of_queries, checked, strict=True):
             suspicious += suspects
             advance(len(some))
     return suspicious
 
 
 def _suspects(handle: Handle, con: duckdb.DuckDBPyConnection, markers: Sequence[Marker]) -> list[Marker]:
-    """Return the parts whose footer cannot be read or has other rows. A bad part fails a query: halves are retried."""
+    """Return such parts of one query. A bad part fails it: halves are retried."""
     by_path = dict(zip(handle.part_paths.original([handle.part(m) for m in markers]), markers, strict=True))
     paths = ", ".join(map(quote_text, by_path))
     query = f"SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"

@@ -9,6 +9,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
+from icedb.storage.object_store import chunks
 from icedb.testing.simulation.exhaustive import Story, run_story
 from icedb.testing.simulation.random_runs import Outcome, run_seed
 
@@ -41,10 +42,9 @@ def _run_some_stories(stories: Sequence[Story]) -> list[tuple[Story, str | None]
 def _spread(
     work: Callable[[Sequence[_Task]], list[_Result]], tasks: Sequence[_Task], processes: int
 ) -> Iterator[_Result]:
-    some = [tasks[n : n + PER_TASK] for n in range(0, len(tasks), PER_TASK)]
     # An executor raises an error if a process dies, and a pool would wait forever.
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=logging.disable, initargs=(logging.WARNING,)
     ) as executor:
-        for results in executor.map(work, some):
+        for results in executor.map(work, chunks(tasks, PER_TASK)):
             yield from results

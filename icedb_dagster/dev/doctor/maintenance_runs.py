@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 import dagster as dg
 
+from icedb.operations.health.table_health import Due
 from icedb.util.clock import Clock
 from icedb.util.durations import duration_text
 from icedb_dagster.dev.doctor.finding import DoctorFinding, ok, problem, warning
@@ -70,7 +72,7 @@ def read_late_runs(instance: dg.DagsterInstance, clock: Clock) -> list[LateRun]:
 
 
 def read_failed_jobs(instance: dg.DagsterInstance, clock: Clock) -> list[FailedJob]:
-    """Return the maintenance jobs whose last run failed within the last days."""
+    """Return the kinds of maintenance of each table whose last run failed within the last days."""
     failed: dict[tuple[str, str], list[dg.RunRecord]] = {}
     for record in _failed_runs(instance, datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - timedelta(days=DAYS)):
         run = record.dagster_run
@@ -93,14 +95,12 @@ def read_failed_jobs(instance: dg.DagsterInstance, clock: Clock) -> list[FailedJ
 
 def _last_success_s(instance: dg.DagsterInstance, prefix: str, kind: str) -> float:
     """Return when a run last did a kind of maintenance with success, alone or with other kinds; 0: never."""
-    done_s = 0.0
-    for name in (f"{prefix}{kind}", f"{prefix}{MAINTAIN}"):
-        wanted = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
-        for record in instance.get_run_records(wanted, limit=_PAGE):
-            if name.endswith(kind) or kind in kinds_of(record.dagster_run):
-                done_s = max(done_s, _end_s(record))
-                break
-    return done_s
+    succeeded = [dg.DagsterRunStatus.SUCCESS]
+    records = list(instance.get_run_records(dg.RunsFilter(job_name=f"{prefix}{kind}", statuses=succeeded), limit=1))
+    if kind in get_args(Due):
+        several = dg.RunsFilter(job_name=f"{prefix}{MAINTAIN}", statuses=succeeded)
+        records += [r for r in instance.get_run_records(several, limit=_PAGE) if kind in kinds_of(r.dagster_run)]
+    return max(map(_end_s, records), default=0.0)
 
 
 def _failed_runs(instance: dg.DagsterInstance, after: datetime) -> list[dg.RunRecord]:
