@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-iceberg bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint lock format clean
+.PHONY: help demo example ui down status logs doctor test test-quick test-all test-share ui-test dbt-test simulate torture mutants bench bench-full bench-query bench-spark bench-stream bench-proxy bench-iceberg bench-platform bench-guard docs docs-serve newcomer dist matrix unit versions azurite hooks lint lock format clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -97,6 +97,9 @@ bench-proxy: $(VENV)/.installed-dev  ## Measure requests through the S3 proxy ag
 
 bench-iceberg: $(VENV)/.installed-dev  ## Measure the Iceberg catalog of the proxy over a table of 100,000 parts
 	@$(BIN)/python -m benchmarks.iceberg_catalog
+
+bench-platform: $(VENV)/.installed-dev  ## Measure a running platform of 50 tables for two hours: processor, memory, growth, sensor lag
+	@$(BIN)/python -m benchmarks.running_platform
 
 bench-guard: $(VENV)/.installed-dev  ## Count requests, bytes and allocations, and fail if a committed figure has grown
 	@$(BIN)/python -m benchmarks.guard $(if $(UPDATE),--update)

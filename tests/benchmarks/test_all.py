@@ -184,3 +184,20 @@ def test_the_iceberg_catalog_is_measured(tmp_path: Path) -> None:
     plans = ["plan in pyiceberg", "plan in pyiceberg", "plan in DuckDB"]
     names = ["load", *plans, "after an append of 20 parts", "20 loads"]
     assert [line.partition(":")[0].partition(",")[0] for line in lines] == names
+
+
+@pytest.mark.dagster
+@pytest.mark.slow(seconds=120)
+def test_a_running_platform_is_measured(tmp_path: Path) -> None:
+    options = "--tables 2 --written 1 --every 5 --minutes 1.5 --warm-up 1"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = run_python("-m", "benchmarks.running_platform", *options.split(), cwd=tmp_path, env=env)
+    lines = done.stdout.partition("\n\n")[2].splitlines()
+    assert lines[0] == "2 tables, 1 of them with a commit each 5 s, 2 minutes"
+    services = {line.partition(":")[0]: float(line.split()[1]) for line in lines if " of a core, " in line}
+    assert set(services) == {"postgres", "code", "webserver", "daemon"}
+    assert all(cores > 0 for cores in services.values())
+    sensors = {line.partition(":")[0] for line in lines if " between ticks, " in line}
+    assert sensors == {"icedb_commits_sensor", "icedb_maintenance_sensor"}
+    assert any(" from a commit to its event" in line for line in lines)
+    assert list(tmp_path.iterdir()) == []  # the platform has ended, and its folder is deleted
