@@ -9,7 +9,7 @@ from typing import TypeVar
 Seen = TypeVar("Seen")
 
 #: A loaded machine may need minutes for what usually takes a second. Only a test that fails waits this long.
-SECONDS_MAX = 240
+SECONDS_MAX = 480
 
 
 def wait_until(

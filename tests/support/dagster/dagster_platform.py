@@ -36,6 +36,8 @@ WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name:
 #: The name of the job that merges a table, after the name of the table.
 MERGE = "merge_oldest"
 PARTS = 3
+#: The statuses of runs that have ended.
+ENDED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 NO_LOGS = "dagster._core.storage.noop_compute_log_manager"
 
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
@@ -215,11 +217,17 @@ class Platform:
 
     def started(self, *runs: str) -> None:
         """Wait until each has a worker that works or waits for its pool."""
-        until(lambda: set(self.statuses(runs)) == {"STARTED"}, "start of all runs")
+
+        def all_started() -> bool:
+            statuses = self.statuses(runs)
+            assert not ENDED.intersection(statuses), f"a run has ended: {statuses}"
+            return set(statuses) == {"STARTED"}
+
+        until(all_started, "start of all runs")
 
     def ended(self, *runs: str) -> list[str]:
         """Wait until runs have ended, and return their statuses."""
-        until(lambda: {"SUCCESS", "FAILURE", "CANCELED"}.issuperset(self.statuses(runs)), "end of all runs")
+        until(lambda: ENDED.issuperset(self.statuses(runs)), "end of all runs")
         return self.statuses(runs)
 
     def pool(self, table: str) -> Any:
