@@ -51,6 +51,14 @@ def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str
         yield started
 
 
+@pytest.fixture(autouse=True)
+def no_unfinished_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    platform = request.getfixturevalue("platform") if "platform" in request.fixturenames else None
+    yield
+    if platform is not None:
+        platform.cancel_unfinished()
+
+
 @pytest.mark.sampled(days=3)
 def test_the_pools_of_all_loaded_tables_exist_before_the_first_run(platform: Platform) -> None:
     for table in (*QUEUED, "alone"):

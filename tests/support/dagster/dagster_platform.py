@@ -230,6 +230,14 @@ class Platform:
         until(lambda: ENDED.issuperset(self.statuses(runs)), "end of all runs")
         return self.statuses(runs)
 
+    def cancel_unfinished(self) -> None:
+        """Cancel the runs that a failed test has left, which would take the places of the next test's runs."""
+        unfinished = [run for run in self.instance.get_runs() if run.status.value not in ENDED]
+        for run in unfinished:
+            self.instance.report_run_canceled(run)
+        for gate in self.gates.glob("*.*") if unfinished else ():
+            gate.unlink(missing_ok=True)  # the worker goes on, and ends
+
     def pool(self, table: str) -> Any:
         """Return the holders of a table's pool, and the steps that wait for it."""
         return self.instance.event_log_storage.get_concurrency_info(icedb_pool(table))
