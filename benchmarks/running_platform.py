@@ -1,4 +1,4 @@
-"""What a running platform costs: processor, memory, runs, growth of Postgres, and the lag of its sensors.
+"""Measure a running platform: its processor time, memory and runs, the growth of Postgres, and the lag of its sensors.
 
     python -m benchmarks.running_platform [--tables 50 --written 5 --every 10 --minutes 120]
 
@@ -11,7 +11,6 @@ the platform, in which its tables are read for the first time.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -25,11 +24,13 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
+from benchmarks.harness.figures import percentile
 from benchmarks.harness.processes import free_ports
 from benchmarks.harness.words import number
 from icedb import Table
 from icedb.util.clock import SystemClock
-from icedb_dagster.dev.stack import SERVICES, Stack, down, environment, status, up
+from icedb_dagster.dev.stack import SERVICES, Stack, down, status, up
+from icedb_dagster.dev.stack.home import open_instance
 from icedb_dagster.metadata.table_metadata import COMMIT_TIME
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ defs = share_sensors(dg.Definitions.merge(*tables, dg.Definitions(resources=reso
 """
 WORKSPACE = "load_from:\n  - python_file:\n      relative_path: event_tables.py\n"
 WARM_UP_SECONDS = 300
-SAMPLE_SECONDS = 10
 PROGRESS_SECONDS = 600
 COMMIT_ROWS = 1_000
 PAGE = 1_000
@@ -108,8 +108,6 @@ def measure(
     show: Callable[[str], None],
 ) -> None:
     """Run a platform in an empty folder, and show each figure. Times are in seconds, except `minutes`."""
-    import dagster as dg
-
     root = folder / "tables"
     made = [Table.create(str(root / f"events_{n}"), partition_by=["day"], sort_by=["n"]) for n in range(tables)]
     project = folder / "project"
@@ -122,57 +120,63 @@ def measure(
     try:
         if stack.warnings:
             raise RuntimeError("; ".join(stack.warnings))
-        os.environ.update(environment(stack))
-        with dg.DagsterInstance.get() as instance:
-            _write(made[:written], every=every, seconds=warm_up)
-            meter = _Meter(stack)
-            meter.sample()
-            before = {name: usage.seconds for name, usage in meter.services.items()}
-            size, logs, began = _database_bytes(stack), _folder_bytes(project), SystemClock().now_ms() / 1000
-            commits = _write(made[:written], every=every, seconds=60 * minutes, meter=meter, show=show)
-            elapsed = SystemClock().now_ms() / 1000 - began
-            meter.sample()
-            show(f"\n{tables} tables, {written} of them with a commit each {every:g} s, {elapsed / 60:.0f} minutes")
-            for name, usage in meter.services.items():
-                cores = (usage.seconds - before[name]) / elapsed
-                show(f"{name}: {cores:.3f} of a core, {usage.bytes_max / 1e6:.0f} MB at most")
-            runs = _show_runs(instance, began, show)
-            growth = _database_bytes(stack) - size
-            show(f"Postgres: {growth / 1e6:.1f} MB more, {growth * DAY_SECONDS / elapsed / 1e6:.0f} MB a day")
-            logged = _folder_bytes(project) - logs
-            show(f"logs and files of runs: {logged * DAY_SECONDS / elapsed / 1e6:.1f} MB a day")
-            if written:
-                show(f"runs of a written table: {runs * 3600 / elapsed / written:.1f} an hour")
-            _show_ticks(instance, began, show)
-            _show_lag(instance, made[:written], began, commits, show)
+        with open_instance(stack.dagster_home, stack.postgres_url) as instance:
+            for _ in _rounds(made[:written], every, warm_up):
+                pass
+            _measure_stack(stack, instance, made, written=written, every=every, seconds=60 * minutes, show=show)
     finally:
         down(project, services=SERVICES, progress=show)
 
 
-def _write(
+def _measure_stack(
+    stack: Stack,
+    instance: dg.DagsterInstance,
     tables: Sequence[Table],
     *,
+    written: int,
     every: float,
     seconds: float,
-    meter: _Meter | None = None,
-    show: Callable[[str], None] | None = None,
-) -> int:
-    """Commit to each table at an interval, for some seconds, and return the number of commits."""
+    show: Callable[[str], None],
+) -> None:
+    meter = _Meter(stack)
+    meter.sample()
+    before = {name: usage.seconds for name, usage in meter.services.items()}
+    database, files, began = _database_bytes(stack), _folder_bytes(stack.project_dir), SystemClock().now_ms() / 1000
+    next_progress = PROGRESS_SECONDS
+    commits = 0
+    for passed in _rounds(tables[:written], every, seconds):
+        meter.sample()
+        commits += written
+        if passed >= next_progress:
+            show(f"{passed / 60:.0f} of {seconds / 60:.0f} minutes, {commits:,} commits")
+            next_progress += PROGRESS_SECONDS
+    elapsed = SystemClock().now_ms() / 1000 - began
+    meter.sample()
+
+    show(f"\n{len(tables)} tables, {written} of them with a commit each {every:g} s, {elapsed / 60:.0f} minutes")
+    for name, usage in meter.services.items():
+        cores = (usage.seconds - before[name]) / elapsed
+        show(f"{name}: {cores:.3f} of a core, {usage.bytes_max / 1e6:.0f} MB at most")
+    runs = _show_runs(instance, began, show)
+    growth = _database_bytes(stack) - database
+    show(f"Postgres: {growth / 1e6:.1f} MB more, {growth * DAY_SECONDS / elapsed / 1e6:.0f} MB a day")
+    growth = _folder_bytes(stack.project_dir) - files
+    show(f"logs and files of runs: {growth * DAY_SECONDS / elapsed / 1e6:.1f} MB a day")
+    if written:
+        show(f"runs for each written table: {runs * 3600 / elapsed / written:.1f} an hour")
+    _show_ticks(instance, began, show)
+    _show_lag(instance, tables[:written], began, commits, show)
+
+
+def _rounds(tables: Sequence[Table], every: float, seconds: float) -> Iterator[float]:
+    """Commit to each table at an interval, for some seconds. Yield the seconds since the begin after each round."""
     began = time.monotonic()
-    commits, sampled, shown = 0, began, began
     while (now := time.monotonic()) < began + seconds:
         for table in tables:
             day = time.strftime("%Y-%m-%d", time.gmtime())
             table.insert([{"day": day, "n": n} for n in range(COMMIT_ROWS)])
-            commits += 1
-        if meter is not None and now >= sampled + SAMPLE_SECONDS:
-            meter.sample()
-            sampled = now
-        if show is not None and now >= shown + PROGRESS_SECONDS:
-            show(f"{(now - began) / 60:.0f} of {seconds / 60:.0f} minutes, {commits:,} commits")
-            shown = now
+        yield now - began
         time.sleep(max(0.0, now + every - time.monotonic()))
-    return commits
 
 
 def _database_bytes(stack: Stack) -> int:
@@ -200,8 +204,8 @@ def _show_runs(instance: dg.DagsterInstance, since: float, show: Callable[[str],
     kinds = Counter(
         (record.dagster_run.job_name.split("_", 2)[2], record.dagster_run.status.value.lower()) for record in records
     )
-    listed = ", ".join(f"{count} {job} ({state})" for (job, state), count in kinds.most_common())
-    show(f"{len(records)} runs: {listed or 'none'}")
+    text = ", ".join(f"{count} {job} ({state})" for (job, state), count in kinds.most_common())
+    show(f"{len(records)} runs: {text or 'none'}")
     return len(records)
 
 
@@ -213,7 +217,7 @@ def _show_ticks(instance: dg.DagsterInstance, since: float, show: Callable[[str]
         times = sorted(tick.timestamp for tick in ticks)
         gaps = [later - earlier for earlier, later in pairwise(times)]
         if gaps:
-            show(f"{state.name}: {_percentiles(gaps)} between ticks, {dict(Counter(t.status.value for t in ticks))}")
+            show(f"{state.name}: {_spread(gaps)} between ticks, {dict(Counter(t.status.value for t in ticks))}")
 
 
 def _show_lag(
@@ -224,11 +228,11 @@ def _show_lag(
     lags = []
     for table in tables:
         for recorded_at, metadata in _observations(instance, dg.AssetKey(table.uri.rsplit("/", 1)[1]), since):
-            committed = metadata.get(COMMIT_TIME)
-            if committed is not None and isinstance(value := committed.value, int) and value >= 1000 * since:
-                lags.append(recorded_at - value / 1000)
+            commit_time = metadata.get(COMMIT_TIME)
+            if isinstance(commit_time, dg.IntMetadataValue) and (commit_ms := commit_time.value or 0) >= 1000 * since:
+                lags.append(recorded_at - commit_ms / 1000)
     if lags:
-        show(f"{len(lags):,} events of {commits:,} commits, {_percentiles(lags)} from a commit to its event")
+        show(f"{len(lags):,} events of {commits:,} commits, {_spread(lags)} from a commit to its event")
 
 
 def _observations(
@@ -237,19 +241,18 @@ def _observations(
     import dagster as dg
 
     cursor, more = None, True
-    selected = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since)
+    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since)
     while more:
-        page = instance.fetch_observations(selected, limit=PAGE, cursor=cursor)
+        page = instance.fetch_observations(wanted, limit=PAGE, cursor=cursor)
         for record in page.records:
             if record.asset_observation is not None:
                 yield record.timestamp, dict(record.asset_observation.metadata)
         cursor, more = page.cursor, page.has_more
 
 
-def _percentiles(values: Sequence[float]) -> str:
-    ordered = sorted(values)
-    high = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-    return f"median {number(statistics.median(ordered))} s, 95 % {number(high)} s, at most {number(ordered[-1])} s"
+def _spread(seconds: Sequence[float]) -> str:
+    median, high, highest = (number(percentile(seconds, percent)) for percent in (50, 95, 100))
+    return f"median {median} s, 95 % {high} s, at most {highest} s"
 
 
 def main(

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +30,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
+from benchmarks.harness.figures import percentile
 from benchmarks.harness.plots import LEGEND, figure_of, save
 from icedb import Table, Timing
 from icedb.spark.java import prepare_environment
@@ -105,11 +105,6 @@ class StreamResults:
     def minute(self, number: int) -> float:
         """Return the arrival of a file in the events' time."""
         return number * self.plan.every / 60
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile by the nearest rank."""
-    return sorted(values)[max(0, ceil(len(values) * percent / 100) - 1)]
 
 
 # ------------------------------------------------------------------------------------------ concurrent work

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from statistics import median
 
-__all__ = ["OURS", "Check", "Curve", "Finding", "Measure", "Plan", "Step", "Way", "ratio_to"]
+__all__ = ["OURS", "Check", "Curve", "Finding", "Measure", "Plan", "Step", "Way", "percentile", "ratio_to"]
 
 #: The name of our own way in every finding.
 OURS = "icedb"
@@ -130,6 +131,11 @@ class Finding:
 
 #: Measures in an empty folder.
 Measure = Callable[[Plan, Path, Step], list[Finding]]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile by the nearest rank."""
+    return sorted(values)[max(0, ceil(len(values) * percent / 100) - 1)]
 
 
 def ratio_to(ours: Way, other: Way) -> tuple[float, tuple[float, float]]:

@@ -12,6 +12,7 @@ dg = pytest.importorskip("dagster")
 
 import icedb
 from icedb.errors import InvalidOption, StoreUnavailable, UnsupportedType
+from icedb.format.timing import DAY_MS, HOUR_MS
 from icedb.testing import ClockedStore, FaultyStore, ManualClock, Request, create_table, open_table
 from icedb.transaction.open_table import open_sibling, quarantine_name
 from icedb_dagster import (
@@ -36,8 +37,6 @@ from tests.support.object_stores.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.dagster
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 KINDS = {
     "objects": ObjectsCheck,

@@ -11,17 +11,11 @@ import icedb
 from icedb.errors import InvalidOption, UncoordinatedMaintenance
 from icedb.format.codec import encode
 from icedb.format.records import LogFile, Marker
+from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb.testing import ClockedStore
 from tests.reader.test_changes import v3_merge
 from tests.support.dagster.dagster_instance import AssetRun, returning
-from tests.support.dagster.sensor_scene import (
-    HOUR_MS,
-    MINUTE_MS,
-    SECOND_MS,
-    SensorScene,
-    commits,
-    fill,
-)
+from tests.support.dagster.sensor_scene import SECOND_MS, SensorScene, commits, fill
 from tests.support.dagster.sensor_worlds import Daemon, reported_commits
 
 pytestmark = pytest.mark.dagster

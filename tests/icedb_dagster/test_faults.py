@@ -42,7 +42,7 @@ QUEUED = ("asked", "other", "busy", "another")
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str, str]) -> Iterator[Platform]:
+def shared_platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str, str]) -> Iterator[Platform]:
     project = tmp_path_factory.mktemp("faults") / "project"
     root = f"s3://{BUCKET}/{project.parent.name}-{os.getpid()}"
     lake = IceDBResource(root=root, storage_options={name: dg.EnvVar(name) for name in storage_options})
@@ -51,12 +51,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory, storage_options: dict[str
         yield started
 
 
-@pytest.fixture(autouse=True)
-def no_unfinished_runs(request: pytest.FixtureRequest) -> Iterator[None]:
-    platform = request.getfixturevalue("platform") if "platform" in request.fixturenames else None
-    yield
-    if platform is not None:
-        platform.cancel_unfinished()
+@pytest.fixture
+def platform(shared_platform: Platform) -> Iterator[Platform]:
+    yield shared_platform
+    shared_platform.cancel_unfinished()
 
 
 @pytest.mark.sampled(days=3)
@@ -126,33 +124,33 @@ def _check_that_they_take_turns(platform: Platform, runs: dict[str, list[str]], 
 
 
 @pytest.fixture(scope="module")
-def aftermath(platform: Platform) -> dict[str, dict[str, str]]:
+def aftermath(shared_platform: Platform) -> dict[str, dict[str, str]]:
     """Kill runs of several tables at once, and return how each ended, and the live parts after the next merge."""
-    platform.fill(*MOMENTS)
+    shared_platform.fill(*MOMENTS)
     for table, moment in MOMENTS.items():
-        platform.arm(table, moment)
-    runs = {table: platform.merge(table) for table in MOMENTS}
-    pids = {table: platform.reached(table, moment) for table, moment in MOMENTS.items()}
-    assert {table: platform.holders(table) for table in MOMENTS} == {table: [run] for table, run in runs.items()}
+        shared_platform.arm(table, moment)
+    runs = {table: shared_platform.merge(table) for table in MOMENTS}
+    pids = {table: shared_platform.reached(table, moment) for table, moment in MOMENTS.items()}
+    assert {table: shared_platform.holders(table) for table in MOMENTS} == {table: [run] for table, run in runs.items()}
 
     for table in ("killed_writing", "killed_claimed"):
         os.kill(pids[table], signal.SIGKILL)
     os.kill(pids["paused"], signal.SIGSTOP)
-    assert platform.ask(FORCED_CANCEL, run=runs["canceled"])["__typename"] == "TerminateRunSuccess"
+    assert shared_platform.ask(FORCED_CANCEL, run=runs["canceled"])["__typename"] == "TerminateRunSuccess"
     # Run monitoring does this with a run whose worker it considers dead. The worker gets no signal.
-    given_up = platform.instance.get_run_by_id(runs["paused"])
+    given_up = shared_platform.instance.get_run_by_id(runs["paused"])
     assert given_up is not None
-    platform.instance.report_run_failed(given_up, "its worker does not answer")
+    shared_platform.instance.report_run_failed(given_up, "its worker does not answer")
 
-    ends = platform.ended(*runs.values())
-    rival = platform.merge("paused")
+    ends = shared_platform.ended(*runs.values())
+    rival = shared_platform.merge("paused")
     for table in MOMENTS:
-        until(lambda table=table: runs[table] not in platform.holders(table), f"free slot of {table}")
+        until(lambda table=table: runs[table] not in shared_platform.holders(table), f"free slot of {table}")
         if table != "paused":
-            assert maintain(platform.instance, platform.lake, table, MERGE).success
-    assert platform.ended(rival) == ["SUCCESS"], platform.why(rival)
-    live = {table: platform.live_parts(table) for table in MOMENTS}
-    platform.open("paused", MOMENTS["paused"])
+            assert maintain(shared_platform.instance, shared_platform.lake, table, MERGE).success
+    assert shared_platform.ended(rival) == ["SUCCESS"], shared_platform.why(rival)
+    live = {table: shared_platform.live_parts(table) for table in MOMENTS}
+    shared_platform.open("paused", MOMENTS["paused"])
     os.kill(pids["paused"], signal.SIGCONT)
     wait_until(lambda: not _runs(pids["paused"]), "end of the worker that was paused")
     return {table: {"end": end, "live": live[table]} for table, end in zip(MOMENTS, ends, strict=True)}

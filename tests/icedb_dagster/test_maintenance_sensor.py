@@ -9,17 +9,11 @@ dg = pytest.importorskip("dagster")
 
 import icedb
 from icedb import Thresholds
+from icedb.format.timing import HOUR_MS, MINUTE_MS
 from icedb_dagster import IceDBResource, build_table_definitions
 from icedb_dagster.locking.run_kinds import FAILED_TAG
 from icedb_dagster.sensors import MaintenanceSensor, run_requests
-from tests.support.dagster.sensor_scene import (
-    HOUR_MS,
-    MINUTE_MS,
-    SensorScene,
-    fill,
-    maintenance,
-    requested,
-)
+from tests.support.dagster.sensor_scene import SensorScene, fill, maintenance, requested
 from tests.support.dagster.sensor_worlds import Daemon, add_run, end_run
 
 pytestmark = pytest.mark.dagster

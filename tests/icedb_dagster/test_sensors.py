@@ -11,11 +11,12 @@ dg = pytest.importorskip("dagster")
 
 from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.format.change_feed import Cursor
+from icedb.format.timing import MINUTE_MS
 from icedb.testing import Fault, ManualClock
 from icedb_dagster import sensors
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, feed_position, run_requests
 from icedb_dagster.sensors.open_tables import OpenTables
-from tests.support.dagster.sensor_scene import MINUTE_MS, SensorScene, commits, fill, maintenance, requested
+from tests.support.dagster.sensor_scene import SensorScene, commits, fill, maintenance, requested
 from tests.support.dagster.sensor_worlds import Daemon, SimulatedLake
 
 pytestmark = pytest.mark.dagster

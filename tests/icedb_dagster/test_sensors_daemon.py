@@ -23,7 +23,7 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 import icedb
 from icedb_dagster.dev import stack
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
-from tests.support.dagster.dagster_platform import quick, until
+from tests.support.dagster.dagster_platform import ENDED, quick, until
 from tests.support.dagster.sensor_code import ROOT, TABLE
 from tests.support.dagster.sensor_worlds import reported_commits
 from tests.support.waiting import wait_until
@@ -34,7 +34,6 @@ CODE = Path(__file__).parents[1] / "support" / "dagster" / "sensor_code.py"
 WORKSPACE = f"load_from: [{{python_file: {{relative_path: {CODE}, location_name: tested}}}}]\n"
 KEY = dg.AssetKey(TABLE)
 SERVICES: tuple[stack.ServiceName, ...] = ("postgres", "daemon")
-ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 
 @dataclass

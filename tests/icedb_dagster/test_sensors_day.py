@@ -20,6 +20,7 @@ import pytest
 dg = pytest.importorskip("dagster")
 
 from icedb import Thresholds
+from icedb.format.timing import DAY_MS, HOUR_MS, MINUTE_MS
 from icedb.testing import check_sound
 from icedb_dagster import build_table_definitions
 from icedb_dagster.metadata.table_metadata import commit_metadata
@@ -41,9 +42,6 @@ pytestmark = pytest.mark.dagster
 logger = logging.getLogger(__name__)
 
 SECOND_MS = 1_000
-MINUTE_MS = 60 * SECOND_MS
-HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
 TICK_MS = 30 * SECOND_MS
 KEY = dg.AssetKey("events")
 KINDS = ("merge_newest", "merge_oldest", "merge_log", "cleanup")

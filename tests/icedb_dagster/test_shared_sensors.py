@@ -11,19 +11,17 @@ import pytest
 
 dg = pytest.importorskip("dagster")
 
-from icedb import Thresholds
 from icedb.errors import InvalidOption, StoreUnavailable
 from icedb.testing import Fault, FaultyStore
 from icedb_dagster import build_table_definitions, share_sensors, table_spec
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor, shared_sensors
 from icedb_dagster.sensors.tick_schedule import TickSchedule
+from tests.support.dagster.sensor_scene import PARTS
 from tests.support.dagster.sensor_worlds import WORLDS, Daemon, SensorWorld, SimulatedLake, reported_commits
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster
 
-MINUTE_MS = 60_000
-PARTS = Thresholds(hot_parts=4, cold_parts=4, log_files=1_000)
 NAMES = ("a", "b", "c")
 
 

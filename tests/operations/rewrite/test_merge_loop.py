@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import icedb
 from icedb.errors import InvalidOption
+from icedb.format.timing import MINUTE_MS
 from icedb.operations.rewrite.engine import LocalEngine
 from icedb.operations.rewrite.merge import INPUT_BYTES_MAX, INPUT_PARTS_MAX, MergeReport
 from icedb.operations.rewrite.merge_loop import PARTS_FIRST, PARTS_MIN, Share, first_share, next_share
@@ -19,7 +20,6 @@ from icedb.testing import ClockedStore, ManualClock, check_sound, create_table
 from icedb.transaction.append import nothing_to_commit
 from icedb.transaction.table_handle import Handle
 
-MINUTE_MS = 60_000
 MOST = Share(INPUT_PARTS_MAX, INPUT_BYTES_MAX)
 COMMIT_MS = 200
 

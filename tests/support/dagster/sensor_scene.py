@@ -11,14 +11,13 @@ import pytest
 
 import icedb
 from icedb import Thresholds
+from icedb.format.timing import MINUTE_MS
 from icedb.testing import ManualClock
 from icedb_dagster import build_table_definitions, sensors
 from icedb_dagster.sensors import CommitsSensor, MaintenanceSensor
 from tests.support.dagster.sensor_worlds import WORLDS, Daemon, SensorWorld, SimulatedLake, reported_commits
 
 SECOND_MS = 1_000
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
 #: Small parts only.
 PARTS = Thresholds(hot_parts=4, cold_parts=4, log_files=1_000)
 KINDS = ("merge_newest", "merge_oldest", "merge_log", "cleanup")

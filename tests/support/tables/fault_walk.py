@@ -10,10 +10,10 @@ from typing import Any
 
 from icedb import Table
 from icedb.errors import CommitStateUnknown, IceDBError, StoreUnavailable
+from icedb.format.timing import HOUR_MS
 from icedb.storage.obstore_store import ObjectExists
 from icedb.testing import ClockedStore, Crash, Fault, FaultyStore, ManualClock, check_sound, open_table
 
-HOUR_MS = 3_600_000
 #: Errors that a fault of the store may cause, if no other program changes the table meanwhile.
 STORE_ERRORS = (StoreUnavailable, CommitStateUnknown)
 
