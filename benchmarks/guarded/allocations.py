@@ -46,6 +46,8 @@ def allocations() -> dict[str, float]:
             bytes_by_step |= _measured(f"{name}, a line", act, lines)
     many = _store(COMMITS, log_files=COMMITS)
     bytes_by_step |= _measured(f"a snapshot after {COMMITS:,} commits, a commit", lambda: _snapshot(many), COMMITS)
+    sound = _store(LARGE, log_files=1, object_bytes=1)
+    bytes_by_step |= _measured(f"verifying {LARGE:,} parts without footers, a part", lambda: _verified(sound), LARGE)
     rows = [{"n": n, "s": f"text {n}", "d": {"x": n / 2, "y": None}} for n in range(ROWS)]
     bytes_by_step |= _measured("an insert of dicts, a row", lambda: _inserted(rows), ROWS)
     return bytes_by_step
@@ -77,20 +79,27 @@ def _snapshot(store: ClockedStore) -> object:
     return table, table.snapshot()
 
 
+def _verified(store: ClockedStore) -> object:
+    report = open_table(store, store.clock).verify(footers=False)
+    if report.live_parts != LARGE or report.problems:
+        raise RuntimeError(f"the table that is measured should have {LARGE} sound parts:\n{report}")
+    return report
+
+
 def _inserted(rows: list[dict[str, object]]) -> object:
     clock = ManualClock()
     return create_table(ClockedStore(clock), clock).insert(rows)
 
 
-def _store(lines: int, *, log_files: int) -> ClockedStore:
-    """Return a store with the log of a table with so many parts, whose objects do not exist."""
+def _store(lines: int, *, log_files: int, object_bytes: int = 0) -> ClockedStore:
+    """Return a store with the log of a table with so many parts. They have no objects, or objects of that size."""
     clock = ManualClock()
     store = ClockedStore(clock)
     handle = create_table(store, clock, partition_by=["CAST(ts AS DATE) AS day"]).handle
     markers = [
         Marker(
             handle.keys.part(f"day=2026-10-{1 + n % 30:02d}", clock.new_id()),
-            1_000_000 + n,
+            object_bytes or 1_000_000 + n,
             clock.now_ms(),
             rows=10_000 + n,
             stats=msgspec.Raw(_STATS),
@@ -98,6 +107,8 @@ def _store(lines: int, *, log_files: int) -> ClockedStore:
         )
         for n in range(lines)
     ]
+    for marker in markers if object_bytes else ():
+        store.create(marker.key, bytes(object_bytes))
     for number in range(log_files):
         file = LogFile(clock.now_ms(), SCHEMA, tuple(markers[number::log_files]))
         store.create(handle.keys.log_file(clock.now_ms(), merged=False, writer=f"writer-{number}"), encode(file))

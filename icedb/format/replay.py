@@ -97,6 +97,10 @@ class TableState:
             return self.columns.named_by(log_keys)
         return [self.parts[k] for k in sorted({m.key for name in log_keys for m in self.files[name].file.markers})]
 
+    def part_keys(self) -> Iterator[str]:
+        """Yield the key of each marker of all log files, ignored ones included. Several may name one part."""
+        return (key for f in self.files.values() for key, _ in tombstone_flags(f.file.markers))
+
     def part_statuses(self, log_keys: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
         """Yield each part's key, whether it has a tombstone, and whether one of these log files names it, in order."""
         if self.columns is not None and self.ignored.isdisjoint(log_keys):
@@ -308,5 +312,8 @@ def live_markers(state: TableState, as_of_ms: int | None, *, pinned: bool = Fals
 
 def live_to_v3_readers(state: TableState) -> set[str]:
     """Return the part keys that are live to an IceDB v3 program, for which the last marker in key order decides."""
-    last = {m.key: m.tombstoned_ms for _, f in sorted(state.files.items()) for m in f.file.markers}
-    return {key for key, tombstoned_ms in last.items() if tombstoned_ms is None}
+    live: set[str] = set()
+    for _, stored in sorted(state.files.items()):
+        for key, is_dead in tombstone_flags(stored.file.markers):
+            (live.discard if is_dead else live.add)(key)
+    return live

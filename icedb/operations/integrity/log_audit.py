@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Literal
 
 import msgspec
@@ -19,7 +19,7 @@ from icedb.errors import CorruptLog
 from icedb.format.codec import decode
 from icedb.format.keys import Keys
 from icedb.format.log_schema import check_types, describe_conflict
-from icedb.format.records import Header, Marker
+from icedb.format.records import Header, tombstone_flags
 from icedb.format.replay import StoredLogFile, TableState, live_to_v3_readers, replay
 from icedb.sql.types import type_name
 from icedb.storage.obstore_store import StoredObject
@@ -233,11 +233,16 @@ def _missing_epochs(log: ReadLog) -> Iterator[Problem]:
 
 def _disagreeing_markers(state: TableState) -> Iterator[Problem]:
     """Find markers of one part that disagree. A part never changes, so the values of its markers must be equal."""
-    first: dict[str, tuple[Marker, str]] = {}
+    repeated = _repeated_hashes(state.part_keys())
+    if not repeated:
+        return
+    first: dict[str, tuple[tuple[int, int | None, str | None], str]] = {}
     for key, stored in sorted(state.files.items()):
         for marker in stored.file.markers:
-            earlier, source = first.setdefault(marker.key, (marker, key))
-            one, other = (earlier.bytes, earlier.rows, earlier.digest), (marker.bytes, marker.rows, marker.digest)
+            if hash(marker.key) not in repeated:
+                continue
+            other = (marker.bytes, marker.rows, marker.digest)
+            one, source = first.setdefault(marker.key, (other, key))
             if any(None not in (a, b) and a != b for a, b in zip(one, other, strict=True)):
                 yield Problem(
                     "markers_disagree",
@@ -247,6 +252,12 @@ def _disagreeing_markers(state: TableState) -> Iterator[Problem]:
                     f"'{source}' and {other} in '{key}'. One of them was changed after it was written. Compare both "
                     "with the object.",
                 )
+
+
+def _repeated_hashes(keys: Iterable[str]) -> frozenset[int]:
+    """Return the hashes that several keys have: of equal keys, and of few others. Keeps no key in memory."""
+    hashes = sorted(map(hash, keys))
+    return frozenset(one for one, next_one in pairwise(hashes) if one == next_one)
 
 
 def _far_ahead(state: TableState, latest_ms: int) -> Iterator[Problem]:
@@ -262,9 +273,15 @@ def _far_ahead(state: TableState, latest_ms: int) -> Iterator[Problem]:
 
 
 def _seen_otherwise_by_v3(state: TableState) -> Iterator[Problem]:
-    ours = {m.key for m in state.live}
-    for key in sorted(ours ^ live_to_v3_readers(state)):
-        here, there = ("live", "not live") if key in ours else ("not live", "live")
+    only_theirs = live_to_v3_readers(state)
+    only_ours = set()
+    for key, _ in tombstone_flags(state.live):
+        if key in only_theirs:
+            only_theirs.remove(key)
+        else:
+            only_ours.add(key)
+    for key in sorted(only_ours | only_theirs):
+        here, there = ("live", "not live") if key in only_ours else ("not live", "live")
         yield Problem(
             "v3_readers",
             "error",
@@ -282,12 +299,12 @@ def check_claims(claims: Sequence[StoredClaim], log: ReadLog) -> Iterator[Proble
     """
     state = log.state
     newest = max([state.epoch, *log.unread_epochs])
-    named = {m.key for f in state.files.values() for m in f.file.markers}
     for claim in claims:
         if claim.epoch is None or claim.epoch <= newest:
             continue
         new = {m.key for m in claim.file.markers if m.created_ms == claim.file.t_ms}
-        if claim.epoch > newest + 1 or claim.log_key in state.log_tombstones or new & named:
+        is_published = claim.log_key in state.log_tombstones or not new.isdisjoint(state.part_keys())
+        if claim.epoch > newest + 1 or is_published:
             yield Problem(
                 "foreign_maintenance",
                 "error",

@@ -8,13 +8,13 @@ only if a second check finds it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from icedb.errors import CorruptLog, InvalidOption
 from icedb.format.keys import Keys
-from icedb.format.records import Marker, total_rows
+from icedb.format.records import Marker, tombstone_flags, total_rows
 from icedb.operations.integrity.log_audit import Problem, ReadLog, check_claims, check_log, link_problem, read_log
 from icedb.operations.integrity.part_audit import check_contents, check_footers
 from icedb.operations.retention.orphans import SweepPlan, named_by_claims, plan_sweep
@@ -93,21 +93,15 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class _Inspection:
-    """The objects that were listed and read at one time, and their problems."""
+    """The objects that were listed and read at one time, and their problems. The listing itself is not kept."""
 
     log: ReadLog
     claims: Claims
-    #: The objects under `_data/`.
-    stored: Mapping[str, ObjectInfo]
+    #: The live parts whose object exists.
+    present: Sequence[Marker]
     unnamed: SweepPlan
     foreign: tuple[str, ...]
     problems: tuple[Problem, ...]
-
-    @property
-    def present(self) -> list[Marker]:
-        """The live parts whose object exists."""
-        stored = self.stored
-        return [m for m in self.log.state.live if m.key in stored and not stored[m.key].is_link]
 
 
 def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> VerifyReport:
@@ -129,7 +123,7 @@ def verify(handle: Handle, *, deep: bool = False, footers: bool = True) -> Verif
 def _confirmed(problems: Iterable[Problem], contents: Iterable[Problem], again: _Inspection) -> list[Problem]:
     """Return the errors that a second inspection finds too. Damage stays as long as the part is live."""
     before = {(p.kind, p.key) for p in problems}
-    live = {m.key for m in again.present}
+    live = {key for key, _ in tombstone_flags(again.present)}
     seen_again = [p for p in again.problems if p.severity == "warning" or (p.kind, p.key) in before]
     return seen_again + [p for p in contents if p.key in live]
 
@@ -166,14 +160,19 @@ def _inspect(handle: Handle) -> _Inspection:
         *_check_unnamed(handle.table, unnamed, timing.min_age_ms, sure=not log.unread and not claims.damaged),
         *_check_foreign(handle.table, foreign),
     ]
-    return _Inspection(log, claims, stored, unnamed, foreign, tuple(problems))
+    return _Inspection(log, claims, _present(log.state.live, stored), unnamed, foreign, tuple(problems))
+
+
+def _present(live: Sequence[Marker], stored: Mapping[str, ObjectInfo]) -> Sequence[Marker]:
+    """Return the live parts whose object exists: `live` itself if all do, which needs less memory than a list."""
+    absent = {m.key for m in live if m.key not in stored or stored[m.key].is_link}
+    return [m for m in live if m.key not in absent] if absent else live
 
 
 def _unnamed(handle: Handle, stored: Mapping[str, ObjectInfo], claims: Claims, log: ReadLog, now_ms: int) -> SweepPlan:
-    in_log = {m.key for f in log.state.files.values() for m in f.file.markers}
     return plan_sweep(
         stored.values(),
-        frozenset(in_log | named_by_claims(claims, epoch=log.state.epoch)),
+        chain(log.state.part_keys(), named_by_claims(claims, epoch=log.state.epoch)),
         keys=handle.keys,
         now_ms=now_ms - handle.timing.max_skew_ms,
         min_age_ms=handle.timing.min_age_ms,

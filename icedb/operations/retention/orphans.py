@@ -15,18 +15,28 @@ or values of the log, and no listing returns them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from icedb.errors import CorruptLog, GraceTooShort
 from icedb.format.keys import Keys, partition_of
+from icedb.format.records import tombstone_flags
 from icedb.storage.obstore_store import ObjectInfo, unfinished_puts
 from icedb.transaction.claims import Claims, read_claims
 from icedb.transaction.table_handle import Handle
 from icedb.transaction.table_place import RESERVED, foreign_roots, is_below
 from icedb.util.durations import duration_text
 
-__all__ = ["ORPHANS_MAX", "SweepPlan", "OrphansReport", "is_part", "named_by_claims", "plan_sweep", "delete_orphans"]
+__all__ = [
+    "ORPHANS_MAX",
+    "OrphansReport",
+    "SweepPlan",
+    "delete_orphans",
+    "is_part",
+    "named_by_claims",
+    "plan_sweep",
+]
 
 # The limit of one call: ten requests of a thousand keys. The rest is left for the next call.
 ORPHANS_MAX = 10_000
@@ -62,12 +72,14 @@ class OrphansReport:
 
 
 def plan_sweep(
-    objects: Iterable[ObjectInfo], named: frozenset[str], *, keys: Keys, now_ms: int, min_age_ms: int
+    objects: Iterable[ObjectInfo], named: Iterable[str], *, keys: Keys, now_ms: int, min_age_ms: int
 ) -> SweepPlan:
-    """Return which objects under `_data/` are orphans, the oldest first. Pure."""
-    objects = list(objects)
-    others = foreign_roots((i.key for i in objects), keys)
-    unnamed = sorted((i for i in objects if i.key not in named), key=lambda i: (i.stored_ms, i.key))
+    """Return which objects under `_data/` are orphans, the oldest first. `named` is read once, and not kept. Pure."""
+    by_key = {i.key: i for i in objects}
+    others = foreign_roots(by_key, keys)
+    for key in named:
+        by_key.pop(key, None)
+    unnamed = sorted(by_key.values(), key=lambda i: (i.stored_ms, i.key))
     parts = [i for i in unnamed if not i.is_link and is_part(keys, i.key) and not is_below(i.key, others)]
     kept = {i.key for i in parts}
     return SweepPlan(
@@ -144,8 +156,7 @@ def _plan_current(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     if claims.damaged:
         raise CorruptLog(f"{handle.table}: {claims.damaged[0]} No orphan was deleted.", key=claims.damaged[0].key)
     state = handle.read(everything=True)
-    in_log = {m.key for f in state.files.values() for m in f.file.markers}
-    named = frozenset(in_log | named_by_claims(claims, epoch=state.epoch))
+    named = chain(state.part_keys(), named_by_claims(claims, epoch=state.epoch))
     # The time before the listing, minus the maximum skew, so that no part looks older than it is.
     now_ms = listed_ms - handle.timing.max_skew_ms
     # Uses the times of the log that was just read, because another program may have made them longer.
@@ -161,11 +172,11 @@ def _plan_current(handle: Handle, min_age_ms: int | None) -> SweepPlan:
     return plan
 
 
-def named_by_claims(claims: Claims, *, epoch: int) -> set[str]:
-    """Return the parts that a claim may still publish, in a log whose newest epoch is `epoch`.
+def named_by_claims(claims: Claims, *, epoch: int) -> Iterator[str]:
+    """Yield the parts that a claim may still publish, in a log whose newest epoch is `epoch`.
 
     The log must have been read after the claims. A decided epoch's claim is never published again, although cleanup may
     keep it forever as the claim after a live epoch. A writer that rebases the same parts takes a later claim in time.
     """
     undecided = (c.file for c in claims.decoded if c.epoch is None or c.epoch > epoch)
-    return {marker.key for file in undecided for marker in file.markers}
+    return (key for file in undecided for key, _ in tombstone_flags(file.markers))
