@@ -16,6 +16,8 @@ The launcher relies on this behavior of Dagster:
   observing all its workers, and counts them as its current runs for ever.
 - A code server that is shutting down answers until its last worker has ended.
 - Run monitoring reads a run's status again before it marks the run as failed. It leaves alone a run that has ended.
+- If a launch raises that the code server cannot be reached, the queue launches the run again. It does not know whether
+  a worker was started. So the launcher first asks for the server's id, and raises another error from then on.
 - `dagster code-server start` puts a proxy in front of a code server. The proxy does not list the current runs.
 
 It uses names that are not public in Dagster. Without one of them, it works as Dagster's default launcher and warns.
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 import psutil
 
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, OutcomeUnknownError
 from icedb_dagster.dagster_internals import DETECT_DEAD_WORKERS, internal, lacking
 
 if TYPE_CHECKING:
@@ -115,9 +117,30 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         return cls(inst_data=inst_data, **config_value)
 
     def launch_run(self, context: "LaunchRunContext") -> None:
-        """Make a code server start a run's worker."""
-        self._instance.add_run_tags(context.dagster_run.run_id, {LAUNCHED_TAG: _launched(context.dagster_run)})
-        super().launch_run(context)
+        """Make a code server start a run's worker.
+
+        Raises:
+            DagsterCodeLocationLoadError, DagsterUserCodeUnreachableError: The code server does not answer, and has
+                started no worker. The queue launches the run again (`max_user_code_failure_retries` in dagster.yaml).
+            DagsterLaunchFailedError: The code server could not start a worker.
+            OutcomeUnknownError: The code server answered, but not whether it started a worker. The queue fails the run.
+        """
+        run = context.dagster_run
+        self._instance.add_run_tags(run.run_id, {LAUNCHED_TAG: _launched(run)})
+        if _UNAVAILABLE is not None or context.workspace is None or run.remote_job_origin is None:
+            super().launch_run(context)
+            return
+        code_origin = run.remote_job_origin.repository_origin.code_location_origin
+        code_server: Any = context.workspace.get_code_location(code_origin.location_name)
+        code_server.client.get_server_id()
+        try:
+            super().launch_run(context)
+        except internal("DagsterUserCodeUnreachableError") as error:
+            raise OutcomeUnknownError(
+                f"run {run.run_id}: the code server of '{code_origin.location_name}' did not answer whether it started "
+                "a worker. The run fails and is not launched again, so that it never has two workers. A worker that "
+                "starts late ends at once. Start a new run."
+            ) from error
 
     @property
     def supports_check_run_worker_health(self) -> bool:

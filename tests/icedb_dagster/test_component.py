@@ -561,5 +561,5 @@ def test_200_tables_in_one_yaml_load_without_a_connection(tmp_path: Path) -> Non
     (folder / "defs.yaml").write_text(yaml.safe_dump_all(documents))
     env = environment(tmp_path) | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = run_python("-W", "ignore", "-c", LOADING, cwd=tmp_path, env=env)
-    # Each with ten jobs, that of the checks, two sensors, four schedules, four checks; and Dagster's own job of all.
-    assert done.stdout.split() == ["2201", "400", "800", "800"]
+    # Each with eleven jobs, that of the checks, two sensors, four schedules, four checks; and Dagster's own job of all.
+    assert done.stdout.split() == ["2401", "400", "800", "800"]

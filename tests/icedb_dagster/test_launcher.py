@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ dg = pytest.importorskip("dagster")
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.events import EngineEventData
 from dagster._core.launcher.base import WorkerStatus
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.client import DagsterGrpcClient
 
-from icedb.errors import InvalidOption
+from icedb.errors import InvalidOption, OutcomeUnknownError
 from icedb_dagster import launcher as launchers
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
 from icedb_dagster.dev.stack.ports import free_port
@@ -145,6 +147,53 @@ def test_a_process_has_ended_if_its_pid_is_free_reused_or_of_a_zombie() -> None:
 def test_a_proxy_code_server_fails_no_run(tmp_path: Path, look: Callable[[Any, float], Any]) -> None:
     with serving(tmp_path, "code-server", "start") as address:
         assert [look(run_at(address), now).status for now in (1000, 2000)] == [WorkerStatus.RUNNING] * 2
+
+
+class CodeServer:
+    """A code server that does not answer one of its requests."""
+
+    def __init__(self, silent: str) -> None:
+        self.host, self.port, self.socket, self.use_ssl = "127.0.0.1", 1, None, False
+        self.client = self
+        self.silent = silent
+        self.requests: list[str] = []
+
+    def get_server_id(self) -> str:
+        return self._answer("get_server_id")
+
+    def start_run(self, _: Any) -> str:
+        return self._answer("start_run")
+
+    def _answer(self, request: str) -> str:
+        self.requests.append(request)
+        if request == self.silent:
+            raise DagsterUserCodeUnreachableError("Could not reach user code server. gRPC Error code: UNKNOWN")
+        return "id"
+
+
+@pytest.mark.parametrize(
+    ("silent", "error", "requests"),
+    [
+        ("get_server_id", DagsterUserCodeUnreachableError, ["get_server_id"]),
+        ("start_run", OutcomeUnknownError, ["get_server_id", "start_run"]),
+    ],
+)
+def test_only_a_launch_that_started_no_worker_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str, error: type[Exception], requests: list[str]
+) -> None:
+    """The queue repeats a launch after this error of Dagster. After another one it fails the run."""
+    code_server = CodeServer(silent)
+    monkeypatch.setattr("dagster._core.remote_representation.code_location.GrpcServerCodeLocation", CodeServer)
+    launcher = MonitoredRunLauncher()
+    location = GrpcServerCodeLocationOrigin(host="127.0.0.1", port=1, location_name="tested")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "job")
+    workspace = SimpleNamespace(get_code_location=lambda _: code_server)
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        launcher.register_instance(instance)
+        run = instance.add_run(dg.DagsterRun(job_name="job", remote_job_origin=origin))
+        with pytest.raises(error, match=r"gRPC Error|did not answer whether it started a worker"):
+            launcher.launch_run(SimpleNamespace(dagster_run=run, workspace=workspace))
+    assert code_server.requests == requests
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,7 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
         assert instance.event_log_storage.get_concurrency_info("x").slot_count == 1
         assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
         assert instance.run_monitoring_enabled
+        assert instance.get_concurrency_config().run_queue_config.max_user_code_failure_retries == 5
         assert instance.get_concurrency_config().pool_config.pool_granularity.value == "op"
         assert Path(instance.storage_directory()).is_relative_to(running.dagster_home)
         _check_that_the_library_logs_into_the_run(instance, project / "table")
