@@ -44,6 +44,7 @@ INTERNALS = {
     internal.name: internal
     for internal in (
         Internal("dagster._core.errors", "DagsterUserCodeUnreachableError", DETECT_DEAD_WORKERS),
+        Internal("dagster._core.errors", "DagsterLaunchFailedError", "launch a run again"),
         Internal("dagster._core.launcher.base", "CheckRunHealthResult", DETECT_DEAD_WORKERS),
         Internal("dagster._core.launcher.base", "WorkerStatus", DETECT_DEAD_WORKERS),
         Internal("dagster._core.storage.tags", "GRPC_INFO_TAG", DETECT_DEAD_WORKERS),

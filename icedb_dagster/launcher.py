@@ -16,8 +16,9 @@ The launcher relies on this behavior of Dagster:
   observing all its workers, and counts them as its current runs for ever.
 - A code server that is shutting down answers until its last worker has ended.
 - Run monitoring reads a run's status again before it marks the run as failed. It leaves alone a run that has ended.
-- If a launch raises that the code server cannot be reached, the queue launches the run again. It does not know whether
-  a worker was started. So the launcher first asks for the server's id, and raises another error from then on.
+- If a launch raises that the code server cannot be reached, the queue may launch the run again, although a worker may
+  have been started. So the launcher first asks for the server's id, and raises another error from then on.
+- A code server that shuts down answers, and refuses to start a worker.
 - `dagster code-server start` puts a proxy in front of a code server. The proxy does not list the current runs.
 
 It uses names that are not public in Dagster. Without one of them, it works as Dagster's default launcher and warns.
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 import psutil
 
-from icedb.errors import InvalidOption, OutcomeUnknownError
+from icedb.errors import InvalidOption, OutcomeUnknownError, StackError
 from icedb_dagster.dagster_internals import DETECT_DEAD_WORKERS, internal, lacking
 
 if TYPE_CHECKING:
@@ -55,8 +56,13 @@ logger = logging.getLogger(__name__)
 # Run monitoring does not check a run again that has ended by itself.
 _FORGOTTEN_AFTER_S = 3600
 
-# The events of a run among which its worker records its pid. A run has some five before it.
-_FIRST_EVENTS = 20
+# The events of a run among which its worker records its pid. A run has some five before it, and one for each repeated
+# launch.
+_FIRST_EVENTS = 40
+# The time in which a code server must answer before a launch. The queue launches nothing else meanwhile.
+_ANSWER_S = 5
+# Dagster's text of a code server that shuts down and therefore starts no worker.
+_SHUTS_DOWN = "Tried to start a run on a server after telling it to shut down"
 # The system clock may be adjusted between the start of a process and the event, from which start times are computed.
 _CLOCK_TOLERANCE_S = 60
 
@@ -120,27 +126,41 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
         """Make a code server start a run's worker.
 
         Raises:
-            DagsterCodeLocationLoadError, DagsterUserCodeUnreachableError: The code server does not answer, and has
-                started no worker. The queue launches the run again (`max_user_code_failure_retries` in dagster.yaml).
+            DagsterCodeLocationLoadError, DagsterUserCodeUnreachableError: No worker was started, because the code
+                cannot be loaded, or the code server cannot be reached or shuts down. The queue launches the run again
+                (`max_user_code_failure_retries` in dagster.yaml).
             DagsterLaunchFailedError: The code server could not start a worker.
-            OutcomeUnknownError: The code server answered, but not whether it started a worker. The queue fails the run.
+            OutcomeUnknownError: The code server did not report whether it started a worker. The queue fails the run,
+                unless the worker has started it.
         """
         run = context.dagster_run
-        self._instance.add_run_tags(run.run_id, {LAUNCHED_TAG: _launched(run)})
-        if _UNAVAILABLE is not None or context.workspace is None or run.remote_job_origin is None:
+        try:
+            unreachable, refused = internal("DagsterUserCodeUnreachableError"), internal("DagsterLaunchFailedError")
+        except StackError:
             super().launch_run(context)
             return
-        code_origin = run.remote_job_origin.repository_origin.code_location_origin
-        code_server: Any = context.workspace.get_code_location(code_origin.location_name)
-        code_server.client.get_server_id()
+        self._check_code_server(context)
+        self._instance.add_run_tags(run.run_id, {LAUNCHED_TAG: _launched(run)})
         try:
             super().launch_run(context)
-        except internal("DagsterUserCodeUnreachableError") as error:
+        except unreachable as error:
             raise OutcomeUnknownError(
-                f"run {run.run_id}: the code server of '{code_origin.location_name}' did not answer whether it started "
-                "a worker. The run fails and is not launched again, so that it never has two workers. A worker that "
-                "starts late ends at once. Start a new run."
+                f"run {run.run_id}: its code server did not report whether it started a worker. The run is not "
+                "launched again, so that it never has two workers. Start a new run."
             ) from error
+        except refused as error:
+            if _SHUTS_DOWN in str(error):
+                raise unreachable(f"run {run.run_id}: its code server shuts down, and starts no worker") from error
+            raise
+
+    def _check_code_server(self, context: "LaunchRunContext") -> None:
+        """Raise Dagster's error if the code server of a run does not answer."""
+        origin = context.dagster_run.remote_job_origin
+        if context.workspace is not None and origin is not None:
+            name = origin.repository_origin.code_location_origin.location_name
+            client = getattr(context.workspace.get_code_location(name), "client", None)
+            if client is not None:  # otherwise it is no code server, as the launch reports
+                client.get_server_id(timeout=_ANSWER_S)
 
     @property
     def supports_check_run_worker_health(self) -> bool:

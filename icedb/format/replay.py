@@ -98,7 +98,7 @@ class TableState:
         return [self.parts[k] for k in sorted({m.key for name in log_keys for m in self.files[name].file.markers})]
 
     def part_keys(self) -> Iterator[str]:
-        """Yield the key of each marker of all log files, ignored ones included. Several may name one part."""
+        """Yield the key of each marker, also of ignored log files. It repeats if several markers name its part."""
         return (key for f in self.files.values() for key, _ in tombstone_flags(f.file.markers))
 
     def part_statuses(self, log_keys: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
@@ -315,5 +315,8 @@ def live_to_v3_readers(state: TableState) -> set[str]:
     live: set[str] = set()
     for _, stored in sorted(state.files.items()):
         for key, is_dead in tombstone_flags(stored.file.markers):
-            (live.discard if is_dead else live.add)(key)
+            if is_dead:
+                live.discard(key)
+            else:
+                live.add(key)
     return live

@@ -1,5 +1,6 @@
 """The health of workers that the run launcher reports, with real code servers. `test_faults.py` has dead ones."""
 
+import inspect
 import json
 import os
 import signal
@@ -15,17 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 dg = pytest.importorskip("dagster")
 
 from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.events import EngineEventData
+from dagster._core.events import DagsterEvent, EngineEventData
 from dagster._core.launcher.base import WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
+from dagster._grpc import proxy_server, server
 from dagster._grpc.client import DagsterGrpcClient
+from dagster._grpc.types import StartRunResult
 
-from icedb.errors import InvalidOption, OutcomeUnknownError
+from icedb.errors import InvalidOption
 from icedb_dagster import launcher as launchers
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
 from icedb_dagster.dev.stack.ports import free_port
@@ -150,50 +155,68 @@ def test_a_proxy_code_server_fails_no_run(tmp_path: Path, look: Callable[[Any, f
 
 
 class CodeServer:
-    """A code server that does not answer one of its requests."""
+    """A code server that does not answer one of its requests, or refuses to start a worker."""
 
-    def __init__(self, silent: str) -> None:
+    def __init__(self, silent: str = "", refusal: str = "") -> None:
         self.host, self.port, self.socket, self.use_ssl = "127.0.0.1", 1, None, False
         self.client = self
         self.silent = silent
+        self.refusal = refusal
         self.requests: list[str] = []
 
-    def get_server_id(self) -> str:
-        return self._answer("get_server_id")
+    def get_server_id(self, timeout: int) -> str:
+        assert timeout == 5
+        return self._answer("get_server_id", "an id")
 
-    def start_run(self, _: Any) -> str:
-        return self._answer("start_run")
+    def start_run(self, _request: Any) -> str:
+        result = StartRunResult(success=not self.refusal, message=self.refusal or None, serializable_error_info=None)
+        return self._answer("start_run", dg.serialize_value(result))
 
-    def _answer(self, request: str) -> str:
+    def _answer(self, request: str, answer: str) -> str:
         self.requests.append(request)
         if request == self.silent:
             raise DagsterUserCodeUnreachableError("Could not reach user code server. gRPC Error code: UNKNOWN")
-        return "id"
+        return answer
+
+
+SHUTS_DOWN = "Tried to start a run on a server after telling it to shut down"
 
 
 @pytest.mark.parametrize(
-    ("silent", "error", "requests"),
+    ("code_server", "status", "requests"),
     [
-        ("get_server_id", DagsterUserCodeUnreachableError, ["get_server_id"]),
-        ("start_run", OutcomeUnknownError, ["get_server_id", "start_run"]),
+        (CodeServer(), "STARTING", ["get_server_id", "start_run"]),
+        (CodeServer("get_server_id"), "QUEUED", ["get_server_id"]),
+        (CodeServer(refusal=SHUTS_DOWN), "QUEUED", ["get_server_id", "start_run"]),
+        (CodeServer(refusal="no memory"), "FAILURE", ["get_server_id", "start_run"]),
+        (CodeServer("start_run"), "FAILURE", ["get_server_id", "start_run"]),
     ],
+    ids=["answers", "is away", "shuts down", "cannot start it", "may have started it"],
 )
-def test_only_a_launch_that_started_no_worker_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str, error: type[Exception], requests: list[str]
+def test_the_queue_launches_only_a_run_again_that_has_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code_server: CodeServer, status: str, requests: list[str]
 ) -> None:
-    """The queue repeats a launch after this error of Dagster. After another one it fails the run."""
-    code_server = CodeServer(silent)
     monkeypatch.setattr("dagster._core.remote_representation.code_location.GrpcServerCodeLocation", CodeServer)
-    launcher = MonitoredRunLauncher()
+    packaged = yaml.safe_load(PACKAGED_CONFIG.read_text())
+    settings = {name: packaged[name] for name in ("run_coordinator", "run_launcher", "concurrency", "run_monitoring")}
     location = GrpcServerCodeLocationOrigin(host="127.0.0.1", port=1, location_name="tested")
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "job")
+    queued = dg.DagsterRun(job_name="job", remote_job_origin=origin, status=dg.DagsterRunStatus.QUEUED)
     workspace = SimpleNamespace(get_code_location=lambda _: code_server)
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        launcher.register_instance(instance)
-        run = instance.add_run(dg.DagsterRun(job_name="job", remote_job_origin=origin))
-        with pytest.raises(error, match=r"gRPC Error|did not answer whether it started a worker"):
-            launcher.launch_run(SimpleNamespace(dagster_run=run, workspace=workspace))
+    queue = QueuedRunCoordinatorDaemon(1)
+    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=settings) as instance:
+        instance.add_run(queued)
+        instance.report_dagster_event(DagsterEvent.job_enqueue(queued), run_id=queued.run_id)
+        queue._dequeue_run(instance, workspace, queued, instance.get_concurrency_config(), time.time())
+        run = instance.get_run_by_id(queued.run_id)
+        assert run is not None
+        assert run.status.value == status
     assert code_server.requests == requests
+
+
+def test_a_code_server_that_shuts_down_is_recognized_by_the_text_of_dagster() -> None:
+    assert SHUTS_DOWN in inspect.getsource(server)
+    assert SHUTS_DOWN in inspect.getsource(proxy_server)
 
 
 @pytest.mark.parametrize(

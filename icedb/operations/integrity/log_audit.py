@@ -255,9 +255,8 @@ def _disagreeing_markers(state: TableState) -> Iterator[Problem]:
 
 
 def _repeated_hashes(keys: Iterable[str]) -> frozenset[int]:
-    """Return the hashes that several keys have: of equal keys, and of few others. Keeps no key in memory."""
-    hashes = sorted(map(hash, keys))
-    return frozenset(one for one, next_one in pairwise(hashes) if one == next_one)
+    """Return the hashes that occur more than once. Different keys rarely share one. Keeps no key in memory."""
+    return frozenset(one for one, other in pairwise(sorted(map(hash, keys))) if one == other)
 
 
 def _far_ahead(state: TableState, latest_ms: int) -> Iterator[Problem]:
@@ -303,8 +302,8 @@ def check_claims(claims: Sequence[StoredClaim], log: ReadLog) -> Iterator[Proble
         if claim.epoch is None or claim.epoch <= newest:
             continue
         new = {m.key for m in claim.file.markers if m.created_ms == claim.file.t_ms}
-        is_published = claim.log_key in state.log_tombstones or not new.isdisjoint(state.part_keys())
-        if claim.epoch > newest + 1 or is_published:
+        is_ahead = claim.epoch > newest + 1 or claim.log_key in state.log_tombstones
+        if is_ahead or not new.isdisjoint(state.part_keys()):
             yield Problem(
                 "foreign_maintenance",
                 "error",

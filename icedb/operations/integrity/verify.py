@@ -139,7 +139,7 @@ def _inspect(handle: Handle) -> _Inspection:
     log = read_log(handle)
     stored = {i.key: i for i in objects if i.key.startswith(keys.data_prefix)}
     unnamed = _unnamed(handle, stored, claims, log, now_ms)
-    if unnamed.orphans or any(m.key not in stored for m in log.state.live):
+    if unnamed.orphans or any(key not in stored for key, _ in tombstone_flags(log.state.live)):
         # Parts were deleted or published since. A part that was not listed before is too young to be an orphan.
         stored = {i.key: i for i in handle.store.list(keys.data_prefix)}
         unnamed = _unnamed(handle, stored, claims, log, now_ms)
@@ -165,7 +165,7 @@ def _inspect(handle: Handle) -> _Inspection:
 
 def _present(live: Sequence[Marker], stored: Mapping[str, ObjectInfo]) -> Sequence[Marker]:
     """Return the live parts whose object exists: `live` itself if all do, which needs less memory than a list."""
-    absent = {m.key for m in live if m.key not in stored or stored[m.key].is_link}
+    absent = {key for key, _ in tombstone_flags(live) if key not in stored or stored[key].is_link}
     return [m for m in live if m.key not in absent] if absent else live
 
 

@@ -226,7 +226,8 @@ def test_up_gives_dagster_a_real_postgres(project: Path, monkeypatch: pytest.Mon
         assert instance.event_log_storage.get_concurrency_info("x").slot_count == 1
         assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
         assert instance.run_monitoring_enabled
-        assert instance.get_concurrency_config().run_queue_config.max_user_code_failure_retries == 5
+        queue = instance.get_concurrency_config().run_queue_config
+        assert (queue.max_user_code_failure_retries, queue.user_code_failure_retry_delay) == (5, 20)
         assert instance.get_concurrency_config().pool_config.pool_granularity.value == "op"
         assert Path(instance.storage_directory()).is_relative_to(running.dagster_home)
         _check_that_the_library_logs_into_the_run(instance, project / "table")

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import yaml
+from dagster._core.events import DagsterEvent
 
 from icedb.testing import check_sound
 from icedb_dagster import IceDBResource, icedb_pool
@@ -84,7 +86,7 @@ def launch_run(port: int, location: str, job: str, assets: Sequence[str] = (), *
 
 def quick(config: dict[str, Any]) -> None:
     """Set intervals to a second, for tests that do not depend on the shipped ones."""
-    config["run_coordinator"]["config"] = {"dequeue_interval_seconds": 1}
+    config["run_coordinator"]["config"] |= {"dequeue_interval_seconds": 1}
     config["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
     config["run_launcher"]["config"] = {"lost_after_seconds": 10}
     # The queue lets all runs of a table out at once, so that it is the pool that keeps them apart.
@@ -214,6 +216,20 @@ class Platform:
         """Return the status of each run, in order."""
         matches = {run.run_id: run for run in self.instance.get_runs(dg.RunsFilter(run_ids=list(runs)))}
         return [matches[run].status.value for run in runs]
+
+    def enqueue_again(self, run: str) -> str:
+        """Put a run like an earlier one into the queue, which needs no code server, and return its id."""
+        earlier = self.instance.get_run_by_id(run)
+        assert earlier is not None
+        queued = earlier._replace(run_id=str(uuid.uuid4()), status=dg.DagsterRunStatus.QUEUED)
+        self.instance.add_run(queued)
+        self.instance.report_dagster_event(DagsterEvent.job_enqueue(queued), run_id=queued.run_id)
+        return queued.run_id
+
+    def launches(self, run: str) -> int:
+        """Return how often a run was put into the queue."""
+        of_type = dg.DagsterEventType.PIPELINE_ENQUEUED
+        return len(self.instance.get_records_for_run(run, of_type=of_type).records)
 
     def started(self, *runs: str) -> None:
         """Wait until each has a worker that works or waits for its pool."""
