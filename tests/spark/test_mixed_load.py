@@ -23,6 +23,7 @@ pytest.importorskip("pyspark")
 from icedb import Table
 from icedb.errors import RetryableError
 from icedb.reader.snapshot import Snapshot
+from tests.support.processes import json_lines
 from tests.support.programs.maintenance_loop import ACTS, TIMING, Days, arguments
 from tests.support.spark.spark_clusters import Driver, environment
 
@@ -121,15 +122,10 @@ def maintained(uri: str, days: Days, folder: Path, env: dict[str, str]) -> Itera
         process.wait()
 
 
-def lines(journal: Path) -> list[dict[str, Any]]:
-    text = journal.read_text() if journal.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def done(journal: Path) -> Counter[str]:
     """Return the totals of the maintenance so far."""
     total: Counter[str] = Counter()
-    for line in lines(journal):
+    for line in json_lines(journal):
         if "act" not in line:
             total.update(line)
     return total
@@ -158,7 +154,7 @@ def test_concurrent_writes_of_stream_jobs_and_python_are_complete(s3: Any, spark
             stop.touch()
             totals = driver.answer()
 
-    oldest = max(line["oldest"] for line in lines(journal) if "act" in line)
+    oldest = max(line["oldest"] for line in json_lines(journal) if "act" in line)
     last = table.drop_partitions(f"day < {oldest}")  # rows of an old day that were written after the last drop
     snapshot, maintenance = table.snapshot(), done(journal)
     written = pieces("spark", totals["days"]).union(*(pieces(w, load.written[w]) for w in load.written))

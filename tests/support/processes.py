@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from socketserver import BaseServer
 from typing import Any, TypeVar
 
@@ -30,6 +32,12 @@ def run_python(*arguments: object, check: bool = True, **options: Any) -> subpro
     done = subprocess.run([sys.executable, *map(str, arguments)], check=False, **options)
     assert not check or done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-6000:]}"
     return done
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file to which a process appends, without an unfinished one. Without the file: none."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def free_port() -> int:

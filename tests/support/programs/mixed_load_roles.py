@@ -69,8 +69,9 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a journal, without one that is being written."""
     text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def batches(folder: Path, kind: str) -> set[Batch]:

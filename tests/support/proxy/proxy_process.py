@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.processes import end_process
+from tests.support.processes import end_process, json_lines
 
 ROOT = Path(__file__).parents[3]
 START_SECONDS_MAX = 300
@@ -106,7 +105,7 @@ class ProxyProcess:
 
     def access_log(self) -> list[dict[str, Any]]:
         """Return the lines written so far."""
-        return [json.loads(line) for line in self.access_text().splitlines()]
+        return json_lines(self._out)
 
     def access_text(self) -> str:
         """Return the lines of the access log."""
