@@ -76,6 +76,9 @@ class MonitoredRunLauncher(dg.DefaultRunLauncher):
     code-server start` answers at a port, the code server is on another machine and reachable from there only, or this
     launcher did not launch the run. It assumes one code server behind each address.
 
+    If the code server does not answer before a launch, the queue can launch the run again. If it does not report
+    whether it started a worker, the run fails, so that it never has two workers.
+
     Args:
         lost_after_seconds: Seconds without a sign of the worker after which the run fails.
         inst_data: Set by Dagster.

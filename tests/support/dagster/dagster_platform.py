@@ -226,7 +226,7 @@ class Platform:
         self.instance.report_dagster_event(DagsterEvent.job_enqueue(queued), run_id=queued.run_id)
         return queued.run_id
 
-    def launches(self, run: str) -> int:
+    def times_queued(self, run: str) -> int:
         """Return how often a run was put into the queue."""
         of_type = dg.DagsterEventType.PIPELINE_ENQUEUED
         return len(self.instance.get_records_for_run(run, of_type=of_type).records)
