@@ -41,7 +41,7 @@ test: $(VENV)/.installed-tests  ## Run before a commit: each promise and each in
 test-quick: $(VENV)/.installed-dev  ## Run while you write: the units, without servers and other processes, under two minutes
 	@$(PYTEST) -n $(PROCESSORS) --scope quick
 
-test-all: $(VENV)/.installed-tests  ## Run every test: all cases, much data, more clusters, fifty killed drivers, an hour
+test-all: $(VENV)/.installed-tests  ## Run every test: all cases, much data, more clusters, more killed processes, an hour
 	@$(PYTEST) -n $$(($(PROCESSORS) + 2)) --scope all -m "not alone"
 	@$(PYTEST) --scope all -m alone
 

@@ -84,18 +84,27 @@ def without_java_and_postgres(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def small_year(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A package with a tenth of the flights."""
+    return str(package_of_days(tmp_path_factory.mktemp("package"), 3))
+
+
+@pytest.fixture(scope="module")
+def first_output(project: Path, small_year: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints without Java and Postgres on the path."""
+    path = without_java_and_postgres(tmp_path_factory.mktemp("tools"))
+    assert shutil.which("java", path=path) is None
+    return run_demo(project, PATH=path, JAVA_HOME="", PYTHONPATH=small_year).stdout
+
+
 @pytest.mark.spark
 @pytest.mark.dagster
-def test_the_demo_needs_neither_java_nor_postgres(project: Path, tmp_path: Path) -> None:
-    """Run with a tenth of the flights."""
-    path = without_java_and_postgres(tmp_path)
-    assert shutil.which("java", path=path) is None
-    package = package_of_days(tmp_path / "package", 3)
-    done = run_demo(project, PATH=path, JAVA_HOME="", PYTHONPATH=str(package))
-    assert done.stdout.splitlines()[-1] == "demo: ok"
+def test_the_demo_needs_neither_java_nor_postgres(project: Path, first_output: str) -> None:
+    assert first_output.splitlines()[-1] == "demo: ok"
     parts = {"ingest with Spark": "108", "merge": "36", "TTL drop": "30", "cleanup": "30"}
-    assert {step: table_of(done.stdout)[step][2] for step in parts} == parts
-    assert len(figures(done.stdout)) == len(STEPS) + 10
+    assert {step: table_of(first_output)[step][2] for step in parts} == parts
+    assert len(figures(first_output)) == len(STEPS) + 10
     assert stack.status(project)[0].state == "stopped"
 
 
@@ -115,12 +124,10 @@ def test_the_demo_prints_what_the_page_shows(tmp_path: Path) -> None:
 @pytest.mark.slow(seconds=60)
 @pytest.mark.spark
 @pytest.mark.dagster
-def test_the_demo_can_be_repeated_in_its_folder(tmp_path: Path) -> None:
-    package = str(package_of_days(tmp_path / "package", 3))
-    first = run_demo(tmp_path, PYTHONPATH=package)
-    again = run_demo(tmp_path, PYTHONPATH=package)
-    assert again.stdout.splitlines()[-1] == "demo: ok"
-    assert figures(again.stdout, log_files=False) == figures(first.stdout, log_files=False)
+def test_the_demo_can_be_repeated_in_its_folder(project: Path, small_year: str, first_output: str) -> None:
+    again = run_demo(project, PYTHONPATH=small_year).stdout
+    assert again.splitlines()[-1] == "demo: ok"
+    assert figures(again, log_files=False) == figures(first_output, log_files=False)
 
 
 KILLED_WHILE_IT_HOLDS_THE_LOCK = """

@@ -147,7 +147,7 @@ def story(tmp_path: Path) -> Iterator[SensorStack]:
 
 
 @pytest.mark.sampled(days=3)
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow(seconds=240))])
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow(seconds=160))])
 def test_a_killed_daemon_repeats_no_run_and_no_event(story: SensorStack, kills: int) -> None:
     chance = random.Random(kills)
     until(story.sensors_have_begun, "first tick of each sensor")

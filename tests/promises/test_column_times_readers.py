@@ -117,6 +117,7 @@ def evolved(table: Table) -> tuple[int, int]:
     return times[0], times[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", READERS)
 def test_a_reader_has_the_columns_of_the_time(tmp_path: Path, reader: str) -> None:
     table = Table.create(tmp_path / "events", partition_by=["d"])

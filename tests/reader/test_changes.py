@@ -296,6 +296,7 @@ def state_at(files: list[tuple[int, LogFile]], now: int) -> TableState:
     return replay(stored, table="t")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(300))
 def test_a_consumer_gets_each_row_once_and_repeated_batches_are_equal(seed: int) -> None:
     chance = random.Random(seed)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +167,10 @@ MOMENTS = [
 @pytest.mark.s3
 @pytest.mark.sampled(days=6)
 @pytest.mark.parametrize(
-    ("kills", "files"),
+    ("moments", "times"),
     [
-        pytest.param(1, 1, id="one"),
-        pytest.param(20, 2, id="twenty", marks=[pytest.mark.slow(seconds=300), pytest.mark.timeout(3600)]),
+        pytest.param(MOMENTS[:1], 1, id="one"),
+        pytest.param(MOMENTS, 2, id="all", marks=[pytest.mark.slow(seconds=250), pytest.mark.timeout(3600)]),
     ],
 )
 def test_a_driver_that_is_killed_repeatedly_applies_each_change_once(
@@ -178,18 +178,17 @@ def test_a_driver_that_is_killed_repeatedly_applies_each_change_once(
     table: Table,
     proxy: CountingProxy,
     source: ChangeFolder,
-    kills: int,
-    files: int,
+    moments: list[tuple[str, str, str]],
+    times: int,
     spark_home: Path,
     tmp_path: Path,
 ) -> None:
-    chance = random.Random(5)
-    for number in range(kills):
-        source.arrive(files)
-        moment = MOMENTS[number % len(MOMENTS)]
+    """Kill a driver at each occurrence of each moment. Each has `times` new files, a micro-batch each."""
+    for number, (skip, moment) in enumerate(product(range(times), moments)):
+        source.arrive(times)
         with (
             Driver({"spark.master": "local[2]"}, tmp_path / f"driver-{number}", environment(spark_home)) as doomed,
-            killed_at(doomed, moment, chance.randrange(files), source, proxy),
+            killed_at(doomed, moment, skip, source, proxy),
             pytest.raises(EOFError),
         ):
             source.stream(doomed)

@@ -256,6 +256,7 @@ def test_parts_of_a_crashed_commit_stay_invisible_after_a_void(world: CommitWorl
 # ------------------------------------------------------------------------------------------ lost, repeated, refused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [Fault.LOSE_RESPONSE, Fault.FAIL, Fault.REPEAT])
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("world", name) for name in VERBS), *(("parquet_world", name) for name in ("insert", "merge"))]

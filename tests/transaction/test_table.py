@@ -244,6 +244,7 @@ TYPES: list[tuple[str, pa.Array, list[Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "array", "values"), TYPES, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(TYPES)])
 def test_a_column_keeps_its_type_and_values_in_merges(
     memory: Any, name: str, array: pa.Array, values: list[Any]

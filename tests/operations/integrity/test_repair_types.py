@@ -310,6 +310,7 @@ LOST: list[tuple[Any, Any, Any, Any, dict[str, str] | None, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "ones", "other", "others", "types", "example"), LOST)
 def test_a_repair_that_would_lose_a_value_changes_nothing(
     plain: Table, clocked: ClockedStore, one: Any, ones: Any, other: Any, others: Any, types: Any, example: str

@@ -110,6 +110,7 @@ OTHERS: dict[str, tuple[Other, Callable[[list[Any]], list[Any]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_upsert_is_exact_beside_another_commit(clocked: ClockedStore, clock: ManualClock, name: str) -> None:
     other = world(clocked, clock)

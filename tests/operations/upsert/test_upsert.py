@@ -232,6 +232,7 @@ KEYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("type_", KEYS)
 def test_a_key_can_have_any_type(memory: Any, type_: str) -> None:
     table = make(memory, schema={"key": type_, "n": "BIGINT"})
@@ -242,6 +243,7 @@ def test_a_key_can_have_any_type(memory: Any, type_: str) -> None:
     assert table.query("SELECT count(*), min(n) FROM t").fetchall() == [(len(values), 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["filename", "file_row_number", "ROW", "key", "t", "i", "number", "is_same", "rowid"])
 def test_columns_can_have_any_name(memory: Any, name: str) -> None:
     table = make(memory, sort_by=[name])

@@ -311,6 +311,7 @@ CHANGES: Mapping[str, Callable[[Table], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", [(), ACME])
 @pytest.mark.parametrize("name", CHANGES)
 def test_two_processes_have_the_same_bytes_and_the_names_of_the_first_stay_valid(
@@ -425,6 +426,7 @@ def test_a_process_that_need_not_refresh_yet_has_the_objects_of_a_newer_state(
     asyncio.run(follow())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [2, 4096])
 @pytest.mark.parametrize("name", ["delete", "merge", "drop"])
 def test_each_object_of_a_replaced_state_can_be_fetched_after_many_commits(
