@@ -405,8 +405,10 @@ class ObstoreStore:
                 try:
                     with self._request("delete", some[0], others=len(some) - 1):
                         obstore.delete(backend, some)
-                except ObjectNotFound:
-                    self._delete_singly(backend, some)  # stores without bulk deletion stop at the first missing object
+                except (ObjectNotFound, StoreUnavailable):
+                    # Stores without bulk deletion stop at the first missing object. obstore repeats no POST, as a bulk
+                    # deletion is one, after a reset connection or a late response.
+                    self._delete_singly(backend, some)
                 advance(len(some))
 
     def _delete_singly(self, backend: Backend, keys: Iterable[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 import duckdb
@@ -16,7 +18,10 @@ from icedb.engines import arrow, polars
 from icedb.engines.duckdb.attached_tables import attach
 from icedb.errors import AccessDenied, BucketNotFound
 from icedb.sql.connections import load_httpfs
-from tests.support.object_stores.counting_proxy import CountingProxy
+from icedb.storage import obstore_store
+from icedb.storage.location import parse_location
+from icedb.storage.obstore_store import open_store
+from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
 from tests.support.object_stores.stores import Place
 from tests.support.tables.delta_reading import duckdb_with
 
@@ -67,6 +72,36 @@ def test_simultaneous_writers_and_merges_lose_no_row(cloud: Place) -> None:
     events = icedb.Table.open(cloud.uri, storage_options=cloud.storage_options)
     assert events.query("SELECT list(n ORDER BY n) FROM t").fetchall() == [(list(range(18)),)]
     assert events.verify(deep=True).ok
+
+
+@pytest.mark.sampled(cases=1)
+@pytest.mark.parametrize("kind", ["s3", "azure"])
+def test_a_bulk_deletion_whose_response_is_late_is_completed(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store executes the bulk deletion after the objects were deleted one by one."""
+    place: Place = request.getfixturevalue(kind)
+    option = {"s3": "AWS_ENDPOINT_URL", "azure": "AZURE_STORAGE_ENDPOINT"}[kind]
+    upstream = urlsplit(place.storage_options[option])
+    late, deleted = threading.Event(), threading.Event()
+
+    def delay(sent: HttpRequest) -> None:
+        if sent.kind in ("DELETE MANY", "OTHER") and not late.is_set():
+            late.set()
+            assert deleted.wait(60)
+
+    monkeypatch.setattr(obstore_store, "REQUEST_TIMEOUT", timedelta(seconds=3))
+    with CountingProxy(f"{upstream.scheme}://{upstream.netloc}").running() as proxy:
+        options = {**place.storage_options, option: proxy.endpoint + upstream.path}
+        store = open_store(parse_location(place.uri, options))
+        keys = [f"{store.location.prefix}/{n}" for n in range(5)]
+        for key in keys:
+            store.create(key, b"")
+        proxy.before = delay
+        store.delete(keys)
+        deleted.set()
+        assert late.is_set()
+        assert store.list(f"{store.location.prefix}/") == []
 
 
 def test_addresses_beside_a_table_have_its_access(cloud: Place) -> None:
