@@ -325,7 +325,7 @@ SETTINGS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(Heal
 FEW = settings(max_examples=15, derandomize=True, **SETTINGS)
 FEW_ROWS = [1, 2, 7, 60, 350]
 #: Other rows in each run, also of several row groups.
-MANY = settings(max_examples=int(os.environ.get("ICEDB_EXAMPLES", "100")), **SETTINGS)
+MANY = settings(max_examples=int(os.environ.get("ICEDB_EXAMPLES", "40")), **SETTINGS)
 MANY_ROWS = [*FEW_ROWS, 2_500, 5_000]
 
 
@@ -349,7 +349,7 @@ def test_parts_are_merged_as_duckdb_would_merge_them(
     check_merges(monkeypatch, way, data, FEW_ROWS)
 
 
-@pytest.mark.slow(seconds=40)
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("way", WAYS)
 @MANY
 @given(st.data())
@@ -359,7 +359,7 @@ def test_many_batches_are_stored_as_duckdb_would_store_them(
     check_batches(monkeypatch, way, data, MANY_ROWS)
 
 
-@pytest.mark.slow(seconds=40)
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("way", MERGES)
 @MANY
 @given(st.data())
