@@ -86,13 +86,13 @@ def without_java_and_postgres(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def small_year(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A package with a tenth of the flights."""
+    """Return the folder of a package with a tenth of the flights."""
     return str(package_of_days(tmp_path_factory.mktemp("package"), 3))
 
 
 @pytest.fixture(scope="module")
 def first_output(project: Path, small_year: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the demo prints without Java and Postgres on the path."""
+    """Run the demo with neither Java nor Postgres on the path. Return what it printed."""
     path = without_java_and_postgres(tmp_path_factory.mktemp("tools"))
     assert shutil.which("java", path=path) is None
     return run_demo(project, PATH=path, JAVA_HOME="", PYTHONPATH=small_year).stdout

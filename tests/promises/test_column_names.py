@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -284,10 +285,9 @@ def test_a_name_alone_changes_nothing(tmp_path: Path, way: Callable[..., None], 
 
 @pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("name", OTHERS)
-def test_each_other_name_alone_changes_nothing(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
+def test_each_other_name_alone_changes_nothing(tmp_path: Path, name: str, day: date) -> None:
     """Each name goes another way each day."""
-    day = request.config.option.day.toordinal()
-    WAYS[(day + OTHERS.index(name)) % len(WAYS)](tmp_path, [name])
+    WAYS[(day.toordinal() + OTHERS.index(name)) % len(WAYS)](tmp_path, [name])
 
 
 @pytest.mark.slow(seconds=20)

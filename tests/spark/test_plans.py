@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,9 @@ def test_results_equal_a_fresh_frame(
 @pytest.mark.slow(seconds=40)
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_sequences_of_the_day(
-    spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path, request: pytest.FixtureRequest
+    spark: SparkSession, table: Table, setting: str, engine: Any, tmp_path: Path, day: date
 ) -> None:
-    first = request.config.option.day.toordinal() * SEEDS_OF_A_DAY
+    first = day.toordinal() * SEEDS_OF_A_DAY
     for seed in range(first, first + SEEDS_OF_A_DAY):
         check_sequence(spark, table, engine, seed, tmp_path)
 

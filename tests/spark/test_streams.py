@@ -169,7 +169,7 @@ def test_a_driver_that_is_killed_repeatedly_writes_each_row_once(
     tmp_path: Path,
     source: EventFolder,
 ) -> None:
-    """Kill a driver at each occurrence of each moment. Each has `times` new files, a micro-batch each."""
+    """Kill drivers at the first `times` occurrences of each moment. As many files arrive before each kill."""
     for number, (skip, moment) in enumerate(product(range(times), moments)):
         source.arrive(times)
         with (

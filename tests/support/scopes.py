@@ -90,6 +90,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"scope: {config.option.scope} ({day}{share})"
 
 
+@pytest.fixture
+def day(request: pytest.FixtureRequest) -> date:
+    """Return the day that selects samples, seeds and stories."""
+    chosen: date = request.config.option.day
+    return chosen
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = choose(items, config.option.scope, config.option.day, config.option.share)
     left_out = [item for item in items if item not in chosen]

@@ -57,13 +57,6 @@ pytestmark = pytest.mark.simulation
 _all = SimulationReport(CHUNK)
 
 
-@pytest.fixture
-def day(request: pytest.FixtureRequest) -> date:
-    """The day that chooses seeds and stories."""
-    chosen: date = request.config.option.day
-    return chosen
-
-
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(n, marks=pytest.mark.slow(seconds=5)) for n in range(1, SEED_STEP))]
 )
