@@ -68,6 +68,9 @@ RETRIES_MAX = 5
 # With a latency of 20 ms, 64 parallel gets are two and a half times as fast as 16, and 128 are not measurably faster
 # than 64. Each takes a connection, which is kept, and a thread. All together take some 2 MB of memory.
 CONCURRENT_GETS = 64
+# obstore repeats a POST only if it could not connect or the store answered that it is busy, and the bulk deletions of
+# S3 and Azure are POSTs. A deletion may be repeated after a reset connection and a late response, too.
+DELETE_ATTEMPTS_MAX = 3
 FETCH_BYTES = 8 * 1024 * 1024
 # The size of a piece of a stream, which holds two of them. Smaller pieces cost more processor time. Larger ones are not
 # measurably faster (256 MB from SeaweedFS on the same machine).
@@ -85,8 +88,11 @@ _OPERATIONS: Mapping[str, Operation] = {
 # An expiry that keeps obstore from caching credentials, because the provider caches and renews them itself.
 EXPIRED = datetime.fromtimestamp(0, tz=UTC)
 
-# S3's codes for credentials that are wrong, expired or of another region. Some come with status 400.
-_DENIED_CODES = frozenset({"InvalidToken", "ExpiredToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"})
+# S3's codes for missing rights and for credentials that are wrong, expired or of another region. Some come with status
+# 400, and those of objects in a bulk deletion with status 200.
+_DENIED_CODES = frozenset({
+    "AccessDenied", "InvalidToken", "ExpiredToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed",
+})  # fmt: skip
 
 # Part of obstore's message if the credential provider raised an error.
 _NO_CREDENTIALS = "External AWS credential provider"
@@ -402,14 +408,22 @@ class ObstoreStore:
             return
         with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
-                try:
-                    with self._request("delete", some[0], others=len(some) - 1):
-                        obstore.delete(backend, some)
-                except (ObjectNotFound, StoreUnavailable):
-                    # Stores without bulk deletion stop at the first missing object. obstore repeats no POST, as a bulk
-                    # deletion is one, after a reset connection or a late response.
-                    self._delete_singly(backend, some)
+                self._delete_some(backend, some)
                 advance(len(some))
+
+    def _delete_some(self, backend: Backend, keys: Sequence[str]) -> None:
+        """Delete the objects of one bulk deletion."""
+        for attempt in range(DELETE_ATTEMPTS_MAX):
+            try:
+                with self._request("delete", keys[0], others=len(keys) - 1):
+                    obstore.delete(backend, keys)
+                return
+            except ObjectNotFound:  # stores without bulk deletion stop at the first missing object
+                self._delete_singly(backend, keys)
+                return
+            except StoreUnavailable:
+                if attempt + 1 == DELETE_ATTEMPTS_MAX:
+                    raise
 
     def _delete_singly(self, backend: Backend, keys: Iterable[str]) -> None:
         for key in keys:
@@ -647,8 +661,8 @@ def _too_short(location: Location, key: str, start: int, stop: int) -> StoreUnav
 def translate(error: Exception, *, verb: str, key: str, location: Location, others: int = 0) -> IceDBError:
     """Translate an error of obstore or of the file system into the error tree, without quoting the response."""
     text = str(error)
-    match = re.search(r"<Code>(\w+)</Code>", text)
-    code = match[1] if match else ""
+    match = re.search(r"<Code>(\w+)</Code>|\(code: (\w+)\)", text)
+    code = match[1] or match[2] if match else ""
     status = re.search(r"non-2xx status code: (\d{3})", text)
     what = f"{location.uri}: cannot {verb} '{key}'{f' and {others} others' if others else ''}"
     if code in ("NoSuchBucket", "ContainerNotFound"):

@@ -19,7 +19,7 @@ from icedb.writer.arrow_rows import ArrowRows, decoded
 from icedb.writer.batch_loader import PREFIX, too_little_memory, unreadable
 from icedb.writer.batch_schema import WriteContext
 from icedb.writer.encoding.arrow_types import arrow_schema
-from icedb.writer.encoding.parquet_encoder import INSERT_LEVEL, ParquetSettings
+from icedb.writer.encoding.parquet_encoder import INSERT_LEVEL, ParquetSettings, batch_rows
 from icedb.writer.encoding.parquet_file import EncodedPart, encode_tables, write_query
 
 __all__ = [
@@ -104,7 +104,7 @@ class StagedBatch:
         schema = arrow_schema(self.columns)
         try:
             with self.con.cursor() as con:
-                for batch in con.execute(self._query(first, rows)).to_arrow_reader(ROWS_PER_BATCH):
+                for batch in con.execute(self._query(first, rows)).to_arrow_reader(batch_rows(self.spec)):
                     yield pa.Table.from_batches([batch]).cast(schema)
         except duckdb.OutOfMemoryException as error:
             raise too_little_memory(self.context.table, error) from None
@@ -146,7 +146,7 @@ class StagedBatch:
             rows = f"{PREFIX}ordered"
             schema = decoded(self.in_arrow.table.slice(0, 0)).schema
             self.con.register(rows, pa.RecordBatchReader.from_batches(schema, self.in_arrow.batches()))
-        return self.con.execute(f"SELECT {columns} FROM {rows}").to_arrow_reader(ROWS_PER_BATCH)
+        return self.con.execute(f"SELECT {columns} FROM {rows}").to_arrow_reader(batch_rows(self.spec))
 
     def misfits_digest(self) -> str:
         """Return a digest of the rejected rows in any order: sixteen hexadecimal digits."""

@@ -30,7 +30,7 @@ from icedb.writer.staging_checks import check_computed, check_no_rows, misfit_er
 __all__ = ["check_batch", "stage_rows"]
 
 # The number of row groups that must fit into memory: for each thread encoded, unencoded and read.
-_ROW_GROUPS_IN_MEMORY = 16
+_ROW_GROUPS_IN_MEMORY = 32
 # A sandbox that sorted more may retain some of the memory, so it is not reused.
 _REUSE_BYTES_MAX = 64 * 1024 * 1024
 

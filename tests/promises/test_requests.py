@@ -11,7 +11,7 @@ from icedb import Table, Thresholds
 from icedb.errors import AccessDenied, StoreUnavailable
 from icedb.operations.commits.actions import Replace
 from icedb.storage.location import parse_location
-from icedb.storage.obstore_store import CONCURRENT_GETS, ObjectNotFound, ObjectStore, open_store
+from icedb.storage.obstore_store import CONCURRENT_GETS, DELETE_ATTEMPTS_MAX, ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.exclusive import commit_exclusive
 from tests.support.object_stores.counting_proxy import CountingProxy
 
@@ -111,8 +111,18 @@ def _refuse_one(code: str) -> bytes:
 def test_an_object_that_a_bulk_delete_left_is_an_error(store: ObjectStore, proxy: CountingProxy) -> None:
     # The answer to the request as a whole is 200.
     proxy.answer = lambda kind, _, __: (200, _refuse_one("AccessDenied")) if kind == "DELETE MANY" else None
-    with pytest.raises((AccessDenied, StoreUnavailable), match="cannot delete 'a' and 1 others"):
+    proxy.reset()
+    with pytest.raises(AccessDenied, match=r"cannot delete 'a' and 1 others: access was refused \(AccessDenied\)"):
         store.delete(["a", "b"])
+    assert proxy.counts == {"DELETE MANY": 1}
+
+
+def test_a_bulk_delete_that_the_store_cannot_serve_is_repeated(store: ObjectStore, proxy: CountingProxy) -> None:
+    proxy.answer = lambda kind, _, __: (200, _refuse_one("Unknown")) if kind == "DELETE MANY" else None
+    proxy.reset()
+    with pytest.raises(StoreUnavailable, match=r"cannot delete 'a' and 1 others: .*\(Unknown\)"):
+        store.delete(["a", "b"])
+    assert proxy.counts == {"DELETE MANY": DELETE_ATTEMPTS_MAX}
 
 
 def test_a_bulk_delete_stops_at_the_first_request_that_fails(store: ObjectStore, proxy: CountingProxy) -> None:

@@ -76,10 +76,10 @@ def test_simultaneous_writers_and_merges_lose_no_row(cloud: Place) -> None:
 
 @pytest.mark.sampled(cases=1)
 @pytest.mark.parametrize("kind", ["s3", "azure"])
-def test_a_bulk_deletion_whose_response_is_late_is_completed(
+def test_a_bulk_deletion_whose_response_is_late_is_repeated(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store executes the bulk deletion after the objects were deleted one by one."""
+    """The store executes the first request after the repeated one."""
     place: Place = request.getfixturevalue(kind)
     option = {"s3": "AWS_ENDPOINT_URL", "azure": "AZURE_STORAGE_ENDPOINT"}[kind]
     upstream = urlsplit(place.storage_options[option])

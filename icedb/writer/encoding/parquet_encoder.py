@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from icedb.format.table_spec import TableSpec
+from icedb.format.table_spec import ROW_GROUP_ROWS_MIN, TableSpec
+from icedb.sql.connections import ROWS_PER_BATCH
 from icedb.writer.encoding.arrow_field_ids import with_field_ids
 from icedb.writer.encoding.bloom_filters import filter_options
 from icedb.writer.encoding.encoding_plan import SAMPLE_ROWS, Plans, leaf_columns, plan_encodings
@@ -32,9 +33,11 @@ __all__ = [
     "MERGE_LEVEL",
     "EncodedFile",
     "ParquetSettings",
+    "batch_rows",
     "compact_dictionaries",
     "encode",
     "file_digest",
+    "row_groups",
 ]
 
 #: The zstd level of inserts. Faster by a third than level 3, and the parts of sorted rows are as small.
@@ -47,6 +50,8 @@ _PAGE_ROWS = 20_000
 _PAGE_BYTES = 1024 * 1024
 _CODECS = {"uncompressed": "none"}
 _DIGEST_CHARS = 32
+# So that the batch that is read is small relative to the row group that is held.
+_BATCHES_PER_ROW_GROUP = 8
 
 
 # Sizes of parts, each with a plan.
@@ -84,21 +89,23 @@ def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, 
     into memory for None. Floats have statistics if `tables` is a sequence, or they fit into a row group: otherwise
     later rows may have NaN. Raises pyarrow.ArrowException, and OSError for the path.
     """
-    row_groups = _row_groups(tables, settings.spec.row_group_rows)
-    first = next(row_groups)
+    groups = row_groups(tables, settings.spec.row_group_rows)
+    first = next(groups)
     is_whole = first.num_rows < settings.spec.row_group_rows
     all_rows = [first] if is_whole else tables if isinstance(tables, Sequence) else None
     options = _options(settings, first, max(rows, first.num_rows)) | {
         "write_statistics": _columns_with_bounds(first.schema, all_rows)
     }
+    unwritten = chain([first], groups)
+    del first, all_rows  # free the first row group as soon as it is written
     if path is None:
         buffer = pa.BufferOutputStream()
-        written = _write(buffer, chain([first], row_groups), options, settings.spec.row_group_rows)
+        written = _write(buffer, unwritten, options, settings.spec.row_group_rows)
         body = buffer.getvalue().to_pybytes()
         return EncodedFile(body, len(body), hashlib.sha256(body).hexdigest()[:_DIGEST_CHARS], written)
     with path.open("xb") as file:
         target = _HashingFile(file)
-        written = _write(target, chain([first], row_groups), options, settings.spec.row_group_rows)
+        written = _write(target, unwritten, options, settings.spec.row_group_rows)
     return EncodedFile(path, target.bytes, target.digest.hexdigest()[:_DIGEST_CHARS], written)
 
 
@@ -111,13 +118,22 @@ def _write(target: Any, tables: Iterable[pa.Table], options: Mapping[str, Any], 
             writer = pq.ParquetWriter(target, with_field_ids(table.schema), **options)
         writer.write_table(table, row_group_size=row_group_rows)
         rows += table.num_rows
+        del table  # free it before the next one is read
     if writer is not None:
         writer.close()
     return rows
 
 
-def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield tables of whole row groups, except the last one."""
+def batch_rows(spec: TableSpec) -> int:
+    """Return the number of rows to read from DuckDB at a time for an encoder, which holds a whole row group.
+
+    DuckDB allocates a batch outside its memory limit, and row groups of a large batch fit into the memory.
+    """
+    return max(ROW_GROUP_ROWS_MIN, min(ROWS_PER_BATCH, spec.row_group_rows // _BATCHES_PER_ROW_GROUP))
+
+
+def row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield tables of whole row groups, except the last one. It holds no reference to a table that it has yielded."""
     pending: list[pa.Table] = []
     count = 0
     for table in tables:
@@ -127,8 +143,9 @@ def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
             continue
         whole = count - count % rows
         joined = pa.concat_tables(pending)
-        yield joined.slice(0, whole)
-        pending, count = ([joined.slice(whole)], count - whole) if count > whole else ([], 0)
+        group, pending, count = [joined.slice(0, whole)], [joined.slice(whole)] if count > whole else [], count - whole
+        del joined, table
+        yield group.pop()
     if pending:
         yield pa.concat_tables(pending)
 

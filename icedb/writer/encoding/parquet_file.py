@@ -11,15 +11,17 @@ import duckdb
 import pyarrow as pa
 
 from icedb.sql.column_stats import encode_statistics, figures_sql
-from icedb.sql.connections import ROWS_PER_BATCH, copy_statement, read_file
+from icedb.sql.connections import copy_statement, read_file
 from icedb.sql.field_ids import field_ids_sql
 from icedb.writer.encoding.arrow_types import arrow_schema
 from icedb.writer.encoding.parquet_encoder import (
     EncodedFile,
     ParquetSettings,
+    batch_rows,
     compact_dictionaries,
     encode,
     file_digest,
+    row_groups,
 )
 from icedb.writer.encoding.part_stats import PartBounds
 
@@ -50,7 +52,10 @@ def encode_tables(
         bounds.add(compact)
         return compact
 
-    read = list(map(observed, tables)) if isinstance(tables, Sequence) else map(observed, tables)
+    if isinstance(tables, Sequence):
+        read: Iterable[pa.Table] = list(map(observed, tables))
+    else:  # batches of a query are small, and bounds of many batches take long
+        read = map(observed, row_groups(tables, settings.spec.row_group_rows))
     return EncodedPart(encode(read, settings, rows=rows, path=path), bounds)
 
 
@@ -72,7 +77,7 @@ def write_query(
     schema = arrow_schema(columns)
     if schema is None:
         return _copy_query(con, query, columns, settings, statistics, path)
-    reader = con.execute(query).to_arrow_reader(ROWS_PER_BATCH)
+    reader = con.execute(query).to_arrow_reader(batch_rows(settings.spec))
     # A file without rows has the columns, too.
     tables = chain(
         [pa.Table.from_batches([], schema)], (pa.Table.from_batches([batch]).cast(schema) for batch in reader)
