@@ -39,6 +39,7 @@ __all__ = [
     "connect_sandbox",
     "copy_statement",
     "disk_full",
+    "free_unused_memory",
     "is_disk_full",
     "load_httpfs",
     "lock_reader",
@@ -191,6 +192,16 @@ def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: in
         threads = threads or max(1, min(os.cpu_count() or 1, memory_bytes // MEMORY_BYTES_PER_THREAD))
     if threads is not None:
         con.execute(f"SET threads = {threads}")
+
+
+def free_unused_memory() -> None:
+    """Return the memory that DuckDB's allocator keeps unused to the operating system.
+
+    DuckDB frees it when a memory limit is set, for the whole process: also that of connections with locked settings,
+    whose limit does not count it.
+    """
+    with duckdb.connect(":memory:") as con:
+        con.execute(f"SET memory_limit = '{MEMORY_BYTES_MIN}B'")
 
 
 def memory_bytes_default() -> int:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from icedb.format.table_spec import ROW_GROUP_ROWS_MIN, TableSpec
 from icedb.sources.batch import Batch, OnConflict
 from icedb.sql.connection_pool import sandbox
-from icedb.sql.connections import memory_bytes_default
+from icedb.sql.connections import free_unused_memory, memory_bytes_default
 from icedb.sql.user_queries import UserQuery, check_query
 from icedb.writer.arrow_staging import stage_in_arrow
 from icedb.writer.batch_loader import LoadedBatch, held_bytes_max, load_batch
@@ -106,6 +106,8 @@ def _stage(
     rows, ranges = staged or (None, stage_in_duckdb(incoming, context, shape, misfits=misfits))
     batch_columns = dict(incoming.columns)
     incoming.drop()
+    if rows is None:  # the sort has used up to the whole memory, and encoders need memory outside of DuckDB
+        free_unused_memory()
     return StagedBatch(
         incoming.con,
         context,

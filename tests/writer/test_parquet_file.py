@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -16,7 +17,13 @@ from icedb.format.records import Stats
 from icedb.format.table_spec import TableSpec
 from icedb.sql.column_stats import TEXT_TYPES, encode_statistics, figures_sql
 from icedb.sql.connections import connect_sandbox, quote_name, quote_text
-from icedb.writer.encoding.parquet_encoder import MERGE_LEVEL, EncodedFile, ParquetSettings, compact_dictionaries
+from icedb.writer.encoding.parquet_encoder import (
+    MERGE_LEVEL,
+    EncodedFile,
+    ParquetSettings,
+    batch_rows,
+    compact_dictionaries,
+)
 from icedb.writer.encoding.parquet_file import EncodedPart, encode_tables, write_query
 from icedb.writer.encoding.part_stats import encode_bounds
 
@@ -140,6 +147,23 @@ def test_duckdb_writes_a_type_that_pyarrow_lacks(tmp_path: Path) -> None:
     stats, part = written(tmp_path / "a.parquet", columns, query)
     assert part.file.rows == 9
     assert stats == stats_of_file({"n": "BIGINT", "large": "DOUBLE"}, tmp_path / "a.parquet")
+
+
+def test_a_stream_is_encoded_with_one_row_group_in_memory(tmp_path: Path) -> None:
+    spec = TableSpec(row_group_rows=16_384, compression="uncompressed")
+    group_bytes = spec.row_group_rows * 1_024
+    before = pa.total_allocated_bytes()
+    held: list[int] = []
+
+    def batches() -> Iterator[pa.Table]:
+        for _ in range(4 * spec.row_group_rows // batch_rows(spec)):
+            held.append(pa.total_allocated_bytes() - before)
+            texts = pa.repeat("x" * 1_024, batch_rows(spec))
+            yield pa.table({"text": texts})
+
+    settings = ParquetSettings("file:///table", spec, MERGE_LEVEL)
+    encode_tables(batches(), settings, {"text": "VARCHAR"}, rows=4 * spec.row_group_rows, path=tmp_path / "part")
+    assert group_bytes // 2 < max(held) < 1.5 * group_bytes
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedWriter
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, 
     options = _options(settings, first, max(rows, first.num_rows)) | {
         "write_statistics": _columns_with_bounds(first.schema, all_rows)
     }
-    unwritten = chain([first], groups)
+    unwritten = _following([first], groups)
     del first, all_rows  # free the first row group as soon as it is written
     if path is None:
         buffer = pa.BufferOutputStream()
@@ -107,6 +106,12 @@ def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, 
         target = _HashingFile(file)
         written = _write(target, unwritten, options, settings.spec.row_group_rows)
     return EncodedFile(path, target.bytes, target.digest.hexdigest()[:_DIGEST_CHARS], written)
+
+
+def _following(first: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the only table of a list, which holds no reference to it afterwards, and then the rest."""
+    yield first.pop()
+    yield from rest
 
 
 def _write(target: Any, tables: Iterable[pa.Table], options: Mapping[str, Any], row_group_rows: int) -> int:
