@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.report import CAPTURED_LINES_MAX
-from tests.support.scopes import SHARE_SECONDS, choose, pairwise, rotation, seconds_of
+from tests.support.scopes import SHARE_SECONDS, choose, estimate_seconds, pairwise, rotation
 
 DAY = date(2026, 1, 31)
 DAYS = [DAY + timedelta(n) for n in range(6)]
@@ -122,7 +122,8 @@ def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest
     share = choose(items, "rest", DAY, "0f3a")
     assert share == choose(items, "rest", DAY, "0f3a")
     assert share <= choose(items, "rest", DAY, None)
-    assert sum(map(seconds_of, share)) <= SHARE_SECONDS
+    seconds = estimate_seconds(items)
+    assert sum(seconds[item] for item in share) <= SHARE_SECONDS
     assert names(share) >= {"test_slow", "test_matrix", "test_rotating"}
     assert not {"test_for_hours", "test_memory"} & names(share), "no share has a longer test or a measurement"
 

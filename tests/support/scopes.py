@@ -41,7 +41,7 @@ SERVERS = frozenset(
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
 #: Test-seconds of a share: two workers for some four minutes.
 SHARE_SECONDS = 480
-#: About how long a test takes that does not state it.
+#: About how long a test takes that does not state it: a slow one, a sampled case, all cases of a test of some days.
 SLOW_SECONDS, SAMPLED_SECONDS, SOME_DAYS_SECONDS = 30, 2, 12
 #: After this time, tests of a share that were not begun are skipped: a slow machine must not hold up the check.
 SHARE_SECONDS_MAX = 420
@@ -131,7 +131,7 @@ def _short(items: Iterable[pytest.Item], day: date) -> set[pytest.Item]:
         if item.get_closest_marker("slow"):
             continue
         if item.get_closest_marker("sampled"):
-            sampled[item.nodeid.partition("[")[0]].append(item)
+            sampled[_name(item)].append(item)
         else:
             chosen.add(item)
     waiting: Counter[str] = Counter()
@@ -194,23 +194,35 @@ def is_due(day: date, days: int, path: str, number: int) -> bool:
     return (day.toordinal() + zlib.crc32(path.encode()) + number) % days == 0
 
 
-def seconds_of(item: pytest.Item) -> float:
-    """Return about how long a test takes."""
-    slow = item.get_closest_marker("slow")
-    if slow is None:
-        sampled = item.get_closest_marker("sampled")
-        return SOME_DAYS_SECONDS if sampled is not None and "days" in sampled.kwargs else SAMPLED_SECONDS
-    return float(slow.kwargs.get("seconds", SLOW_SECONDS))
+def estimate_seconds(items: Sequence[pytest.Item]) -> dict[pytest.Item, float]:
+    """Return about how long each test takes."""
+    cases = Counter(_name(item) for item in items)
+    estimates: dict[pytest.Item, float] = {}
+    for item in items:
+        slow, sampled = item.get_closest_marker("slow"), item.get_closest_marker("sampled")
+        if slow is not None:
+            estimates[item] = float(slow.kwargs.get("seconds", SLOW_SECONDS))
+        elif sampled is not None and "days" in sampled.kwargs:
+            estimates[item] = SOME_DAYS_SECONDS / cases[_name(item)]
+        else:
+            estimates[item] = SAMPLED_SECONDS
+    return estimates
 
 
-def _share(rest: Iterable[pytest.Item], share: str) -> set[pytest.Item]:
+def _name(item: pytest.Item) -> str:
+    """Return the test's name, without the case's parameters."""
+    return item.nodeid.partition("[")[0]
+
+
+def _share(rest: Sequence[pytest.Item], share: str) -> set[pytest.Item]:
     """Choose files in an order that the hash decides, until their tests take as long as a share may.
 
     Tests that measure the machine are in none: others run beside them.
     """
     files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    seconds = estimate_seconds(rest)
     for item in rest:
-        if seconds_of(item) <= SHARE_SECONDS and not item.get_closest_marker("alone"):
+        if seconds[item] <= SHARE_SECONDS and not item.get_closest_marker("alone"):
             files[item.nodeid.partition("::")[0]].append(item)
     names = sorted(files)
     random.Random(share).shuffle(names)
@@ -218,8 +230,8 @@ def _share(rest: Iterable[pytest.Item], share: str) -> set[pytest.Item]:
     left = float(SHARE_SECONDS)
     for name in names:
         for item in files[name]:
-            if seconds_of(item) <= left:
-                left -= seconds_of(item)
+            if seconds[item] <= left:
+                left -= seconds[item]
                 chosen.add(item)
     return chosen
 
