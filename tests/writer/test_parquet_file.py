@@ -152,13 +152,13 @@ def test_duckdb_writes_a_type_that_pyarrow_lacks(tmp_path: Path) -> None:
 def test_a_stream_is_encoded_with_one_row_group_in_memory(tmp_path: Path) -> None:
     spec = TableSpec(row_group_rows=16_384, compression="uncompressed")
     group_bytes = spec.row_group_rows * 1_024
-    before = pa.total_allocated_bytes()
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
     held: list[int] = []
 
     def batches() -> Iterator[pa.Table]:
         for _ in range(4 * spec.row_group_rows // batch_rows(spec)):
-            held.append(pa.total_allocated_bytes() - before)
-            texts = pa.repeat("x" * 1_024, batch_rows(spec))
+            held.append(pool.bytes_allocated())
+            texts = pa.repeat("x" * 1_024, batch_rows(spec), memory_pool=pool)
             yield pa.table({"text": texts})
 
     settings = ParquetSettings("file:///table", spec, MERGE_LEVEL)

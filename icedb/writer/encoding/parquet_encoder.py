@@ -132,7 +132,7 @@ def _write(target: Any, tables: Iterable[pa.Table], options: Mapping[str, Any], 
 def batch_rows(spec: TableSpec) -> int:
     """Return the number of rows to read from DuckDB at a time for an encoder, which holds a whole row group.
 
-    DuckDB allocates a batch outside its memory limit, and row groups of a large batch fit into the memory.
+    DuckDB allocates batches outside its memory limit. A staged batch's spec has row groups that fit into the memory.
     """
     return max(ROW_GROUP_ROWS_MIN, min(ROWS_PER_BATCH, spec.row_group_rows // _BATCHES_PER_ROW_GROUP))
 
