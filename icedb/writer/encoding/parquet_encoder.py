@@ -88,45 +88,34 @@ def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, 
     into memory for None. Floats have statistics if `tables` is a sequence, or they fit into a row group: otherwise
     later rows may have NaN. Raises pyarrow.ArrowException, and OSError for the path.
     """
-    groups = row_groups(tables, settings.spec.row_group_rows)
-    first = next(groups)
-    is_whole = first.num_rows < settings.spec.row_group_rows
-    all_rows = [first] if is_whole else tables if isinstance(tables, Sequence) else None
-    options = _options(settings, first, max(rows, first.num_rows)) | {
-        "write_statistics": _columns_with_bounds(first.schema, all_rows)
-    }
-    unwritten = _following([first], groups)
-    del first, all_rows  # free the first row group as soon as it is written
     if path is None:
         buffer = pa.BufferOutputStream()
-        written = _write(buffer, unwritten, options, settings.spec.row_group_rows)
+        written = _write(buffer, tables, settings, rows)
         body = buffer.getvalue().to_pybytes()
         return EncodedFile(body, len(body), hashlib.sha256(body).hexdigest()[:_DIGEST_CHARS], written)
     with path.open("xb") as file:
         target = _HashingFile(file)
-        written = _write(target, unwritten, options, settings.spec.row_group_rows)
+        written = _write(target, tables, settings, rows)
     return EncodedFile(path, target.bytes, target.digest.hexdigest()[:_DIGEST_CHARS], written)
 
 
-def _following(first: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the only table of a list, which holds no reference to it afterwards, and then the rest."""
-    yield first.pop()
-    yield from rest
-
-
-def _write(target: Any, tables: Iterable[pa.Table], options: Mapping[str, Any], row_group_rows: int) -> int:
-    """Write tables, and return the number of their rows."""
-    rows = 0
+def _write(target: Any, tables: Iterable[pa.Table], settings: ParquetSettings, rows: int) -> int:
+    """Write tables, and return the number of their rows. Each row group is freed before the next one is read."""
+    written = 0
     writer = None
-    for table in tables:
+    for group in row_groups(tables, settings.spec.row_group_rows):
         if writer is None:
-            writer = pq.ParquetWriter(target, with_field_ids(table.schema), **options)
-        writer.write_table(table, row_group_size=row_group_rows)
-        rows += table.num_rows
-        del table  # free it before the next one is read
-    if writer is not None:
-        writer.close()
-    return rows
+            all_rows = tables if isinstance(tables, Sequence) else None
+            writer = pq.ParquetWriter(
+                target, with_field_ids(group.schema), **_options(settings, group, max(rows, group.num_rows), all_rows)
+            )
+        writer.write_table(group, row_group_size=settings.spec.row_group_rows)
+        written += group.num_rows
+        del group
+    if writer is None:
+        raise ValueError("there is no table to encode, and so no schema")
+    writer.close()
+    return written
 
 
 def batch_rows(spec: TableSpec) -> int:
@@ -155,7 +144,11 @@ def row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(pending)
 
 
-def _options(settings: ParquetSettings, first: pa.Table, rows: int) -> dict[str, Any]:
+def _options(
+    settings: ParquetSettings, first: pa.Table, rows: int, all_rows: Sequence[pa.Table] | None
+) -> dict[str, Any]:
+    """Return the options of a writer, from the first row group. `all_rows`: None if the other rows are not known."""
+    is_whole = first.num_rows < settings.spec.row_group_rows
     middle = max(0, min(first.num_rows, settings.spec.row_group_rows) - SAMPLE_ROWS) // 2
     part_rows = min(rows, settings.spec.row_group_rows)
     plan = plan_encodings(settings.table, first.slice(middle, SAMPLE_ROWS), part_rows, small_plans=settings.small_plans)
@@ -171,6 +164,7 @@ def _options(settings: ParquetSettings, first: pa.Table, rows: int) -> dict[str,
             first.schema, settings.spec.bloom_filters, min(first.num_rows, settings.spec.row_group_rows)
         ),
         "sorting_columns": _sorting_columns(first.schema, settings.spec.sort_by),
+        "write_statistics": _columns_with_bounds(first.schema, [first] if is_whole else all_rows),
     }
 
 
