@@ -197,8 +197,8 @@ def _limit(con: duckdb.DuckDBPyConnection, memory_bytes: int | None, threads: in
 def free_unused_memory() -> None:
     """Return the memory that DuckDB's allocator keeps unused to the operating system.
 
-    DuckDB frees it when a memory limit is set, for the whole process: also that of connections with locked settings,
-    whose limit does not count it.
+    Setting a memory limit makes DuckDB free the unused memory of the whole process, also that of connections with
+    locked settings. Their memory limits do not count it.
     """
     with duckdb.connect(":memory:") as con:
         con.execute(f"SET memory_limit = '{MEMORY_BYTES_MIN}B'")

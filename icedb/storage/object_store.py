@@ -90,10 +90,12 @@ class ObjectStore(Protocol):
         """List all objects whose key starts with `prefix` (which ends in a slash) and is beyond `after`, by key."""
         ...
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """Delete objects, a thousand per request. A missing object counts as deleted.
 
-        After an error, some of them may be deleted and others not.
+        After an error, some of them may be deleted and others not. With `repeat`, a request that the store did not
+        serve is repeated. Use it only for keys that no later put uses, such as those of parts: the store may execute
+        the first request after the repeated one, and would delete the new object.
         """
         ...
 

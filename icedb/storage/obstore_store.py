@@ -18,8 +18,8 @@ import re
 import shutil
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import FileIO
@@ -68,8 +68,7 @@ RETRIES_MAX = 5
 # With a latency of 20 ms, 64 parallel gets are two and a half times as fast as 16, and 128 are not measurably faster
 # than 64. Each takes a connection, which is kept, and a thread. All together take some 2 MB of memory.
 CONCURRENT_GETS = 64
-# obstore repeats a POST only if it could not connect or the store answered that it is busy, and the bulk deletions of
-# S3 and Azure are POSTs. A deletion may be repeated after a reset connection and a late response, too.
+# obstore does not repeat a deletion after a late response or a reset connection, because a key may be used again.
 DELETE_ATTEMPTS_MAX = 3
 FETCH_BYTES = 8 * 1024 * 1024
 # The size of a piece of a stream, which holds two of them. Smaller pieces cost more processor time. Larger ones are not
@@ -84,6 +83,12 @@ KEYS_PER_LIST = 1_000
 _OPERATIONS: Mapping[str, Operation] = {
     "create": "put", "read": "get", "look up": "head", "list": "list", "delete": "delete", "copy": "copy",
 }  # fmt: skip
+
+# The code of a request, or of an object that a bulk deletion left. obstore's texts also quote the key, before the
+# response and as a string.
+_ERROR_CODE = re.compile(
+    r'Server returned .*?<Code>(\w+)</Code>|DeleteFailed {\s*path: [^\n]*\s*code: "(\w+)"', re.DOTALL
+)
 
 # An expiry that keeps obstore from caching credentials, because the provider caches and renews them itself.
 EXPIRED = datetime.fromtimestamp(0, tz=UTC)
@@ -401,37 +406,31 @@ class ObstoreStore:
         # Google Cloud's emulator ignores the offset as well.
         return sorted((info for info in infos if after is None or info.key > after), key=lambda info: info.key)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """See ObjectStore. Stops at the first request that fails."""
         backend = self._open() if keys else None
         if backend is None:
             return
         with progress(DELETING, len(keys), "objects") as advance:
             for some in chunks(keys):
-                self._delete_some(backend, some)
+                try:
+                    self._delete_existing(backend, some, repeat=repeat)
+                except ObjectNotFound:  # stores without bulk deletion stop at the first missing object
+                    for key in some:
+                        with suppress(ObjectNotFound):
+                            self._delete_existing(backend, [key], repeat=repeat)
                 advance(len(some))
 
-    def _delete_some(self, backend: Backend, keys: Sequence[str]) -> None:
-        """Delete the objects of one bulk deletion."""
-        for attempt in range(DELETE_ATTEMPTS_MAX):
+    def _delete_existing(self, backend: Backend, keys: Sequence[str], *, repeat: bool) -> None:
+        """Delete objects by one bulk deletion. Stores without bulk deletion raise ObjectNotFound for a missing one."""
+        for attempts_left in reversed(range(DELETE_ATTEMPTS_MAX if repeat else 1)):
             try:
                 with self._request("delete", keys[0], others=len(keys) - 1):
                     obstore.delete(backend, keys)
                 return
-            except ObjectNotFound:  # stores without bulk deletion stop at the first missing object
-                self._delete_singly(backend, keys)
-                return
             except StoreUnavailable:
-                if attempt + 1 == DELETE_ATTEMPTS_MAX:
+                if not attempts_left:
                     raise
-
-    def _delete_singly(self, backend: Backend, keys: Iterable[str]) -> None:
-        for key in keys:
-            try:
-                with self._request("delete", key):
-                    obstore.delete(backend, key)
-            except ObjectNotFound:
-                continue
 
     @contextmanager
     def _request(self, verb: str, key: str, *, others: int = 0) -> Iterator[RequestInProgress]:
@@ -569,7 +568,7 @@ class LocalFolder(ObstoreStore):
             for key, status in files:
                 yield _info(key, status)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """See ObjectStore. Deletes files or links, and stops at the first that fails."""
         if not keys or self._open() is None:
             return
@@ -661,7 +660,7 @@ def _too_short(location: Location, key: str, start: int, stop: int) -> StoreUnav
 def translate(error: Exception, *, verb: str, key: str, location: Location, others: int = 0) -> IceDBError:
     """Translate an error of obstore or of the file system into the error tree, without quoting the response."""
     text = str(error)
-    match = re.search(r"<Code>(\w+)</Code>|\(code: (\w+)\)", text)
+    match = _ERROR_CODE.search(text)
     code = match[1] or match[2] if match else ""
     status = re.search(r"non-2xx status code: (\d{3})", text)
     what = f"{location.uri}: cannot {verb} '{key}'{f' and {others} others' if others else ''}"

@@ -68,11 +68,11 @@ class SplitStore:
         """See ObjectStore."""
         return self.store_of(prefix).list(prefix, after=after)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """See ObjectStore. Deletes log files first, so that no log file names a part that is deleted."""
         log, data = self._split(keys)
-        self.log.delete(log)
-        self.data.delete(data)
+        self.log.delete(log, repeat=repeat)
+        self.data.delete(data, repeat=repeat)
 
     def _split(self, keys: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         log = [k for k in keys if k.startswith(self._log_prefixes)]

@@ -166,10 +166,10 @@ class FaultyStore:
         """See ObjectStore."""
         return self._do("list", (prefix,), lambda: self.inner.list(prefix, after=after))
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """See ObjectStore. Makes one request per thousand keys, and stops at the first that fails."""
         for some in chunks(keys):
-            self._do("delete", tuple(some), partial(self.inner.delete, some))
+            self._do("delete", tuple(some), partial(self.inner.delete, some, repeat=repeat))
 
     def _do(self, kind: Kind, keys: tuple[str, ...], action: Callable[[], _Answer]) -> _Answer:
         with self._lock:

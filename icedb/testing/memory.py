@@ -80,7 +80,7 @@ class ClockedStore:
             keys = [k for k in self.objects if k.startswith(prefix) and (after is None or k > after)]
             return [ObjectInfo(k, len(self.objects[k].body), self.objects[k].stored_ms) for k in sorted(keys)]
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """See ObjectStore."""
         with self._lock:
             for key in keys:

@@ -219,6 +219,6 @@ def put_part(store: ObjectStore, key: str, file: EncodedFile) -> StoredPart:
 def discard(store: ObjectStore, keys: Sequence[str]) -> None:
     """Delete parts that no log file names. Parts that cannot be deleted remain as orphans until an orphan sweep."""
     try:
-        store.delete(keys)
+        store.delete(keys, repeat=True)
     except IceDBError as error:
         logger.warning("%d unused parts remain as orphans: %s", len(keys), error)

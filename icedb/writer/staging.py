@@ -29,8 +29,10 @@ from icedb.writer.staging_checks import check_computed, check_no_rows, misfit_er
 
 __all__ = ["check_batch", "stage_rows"]
 
-# The number of row groups that must fit into memory: for each thread encoded, unencoded and read.
-_ROW_GROUPS_IN_MEMORY = 32
+# The number of row groups that must fit into memory: each thread holds one encoded and one unencoded.
+_ROW_GROUPS_IN_MEMORY = 16
+# Rows that DuckDB sorted are also read in batches, which DuckDB allocates outside its memory limit.
+_SORTED_ROW_GROUPS_IN_MEMORY = 32
 # A sandbox that sorted more may retain some of the memory, so it is not reused.
 _REUSE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -106,8 +108,10 @@ def _stage(
     rows, ranges = staged or (None, stage_in_duckdb(incoming, context, shape, misfits=misfits))
     batch_columns = dict(incoming.columns)
     incoming.drop()
+    row_groups = _ROW_GROUPS_IN_MEMORY
     if rows is None:  # the sort has used up to the whole memory, and encoders need memory outside of DuckDB
         free_unused_memory()
+        row_groups = _SORTED_ROW_GROUPS_IN_MEMORY
     return StagedBatch(
         incoming.con,
         context,
@@ -117,18 +121,18 @@ def _stage(
         misfits,
         batch_columns,
         incoming.batch.source,
-        _fitting(incoming, context.spec, memory_bytes),
+        _fitting(incoming, context.spec, memory_bytes // row_groups),
         None if incoming.answered else incoming.counted.bytes,
         rows,
     )
 
 
-def _fitting(incoming: LoadedBatch, spec: TableSpec, memory_bytes: int) -> TableSpec:
-    """Return the spec with row groups that fit into memory. A writer holds a whole row group for each thread."""
+def _fitting(incoming: LoadedBatch, spec: TableSpec, row_group_bytes: int) -> TableSpec:
+    """Return the spec with row groups of about this size at most. A writer holds a whole one for each thread."""
     rows, size = incoming.counted.rows, incoming.counted.bytes
     if not size:
         return spec
-    fitting = memory_bytes // _ROW_GROUPS_IN_MEMORY * rows // size
+    fitting = row_group_bytes * rows // size
     row_group_rows = max(ROW_GROUP_ROWS_MIN, min(spec.row_group_rows, fitting))
     return msgspec.structs.replace(spec, row_group_rows=row_group_rows)
 

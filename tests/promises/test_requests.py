@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -14,6 +15,7 @@ from icedb.storage.location import parse_location
 from icedb.storage.obstore_store import CONCURRENT_GETS, DELETE_ATTEMPTS_MAX, ObjectNotFound, ObjectStore, open_store
 from icedb.transaction.exclusive import commit_exclusive
 from tests.support.object_stores.counting_proxy import CountingProxy
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.s3
 
@@ -101,28 +103,71 @@ def test_deleting_1500_objects_is_two_requests(store: ObjectStore, proxy: Counti
     assert store.list(f"{prefix}/_data/") == []
 
 
-def _refuse_one(code: str) -> bytes:
-    return (
-        '<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Deleted><Key>a</Key></Deleted>'
-        f"<Error><Key>b</Key><Code>{code}</Code><Message>no</Message></Error></DeleteResult>"
-    ).encode()
+def _refusing_deletions(code: str) -> Callable[[str, str, bytes], tuple[int, bytes] | None]:
+    """Return an answer to bulk deletions that has this code for the last object. The status is 200."""
+
+    def answer(kind: str, _: str, body: bytes) -> tuple[int, bytes] | None:
+        if kind != "DELETE MANY":
+            return None
+        last = re.findall(b"<Key>(.*?)</Key>", body)[-1].decode()
+        error = f"<Error><Key>{last}</Key><Code>{code}</Code><Message>no</Message></Error>"
+        return 200, f'<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{error}</DeleteResult>'.encode()
+
+    return answer
 
 
 def test_an_object_that_a_bulk_delete_left_is_an_error(store: ObjectStore, proxy: CountingProxy) -> None:
-    # The answer to the request as a whole is 200.
-    proxy.answer = lambda kind, _, __: (200, _refuse_one("AccessDenied")) if kind == "DELETE MANY" else None
+    proxy.answer = _refusing_deletions("AccessDenied")
     proxy.reset()
     with pytest.raises(AccessDenied, match=r"cannot delete 'a' and 1 others: access was refused \(AccessDenied\)"):
         store.delete(["a", "b"])
     assert proxy.counts == {"DELETE MANY": 1}
 
 
-def test_a_bulk_delete_that_the_store_cannot_serve_is_repeated(store: ObjectStore, proxy: CountingProxy) -> None:
-    proxy.answer = lambda kind, _, __: (200, _refuse_one("Unknown")) if kind == "DELETE MANY" else None
+@pytest.mark.parametrize(("repeat", "requests"), [(False, 1), (True, DELETE_ATTEMPTS_MAX)])
+def test_a_bulk_delete_that_the_store_cannot_serve_is_repeated_only_if_the_caller_allows_it(
+    store: ObjectStore, proxy: CountingProxy, repeat: bool, requests: int
+) -> None:
+    proxy.answer = _refusing_deletions("Unknown")
     proxy.reset()
     with pytest.raises(StoreUnavailable, match=r"cannot delete 'a' and 1 others: .*\(Unknown\)"):
-        store.delete(["a", "b"])
-    assert proxy.counts == {"DELETE MANY": DELETE_ATTEMPTS_MAX}
+        store.delete(["a", "b"], repeat=repeat)
+    assert proxy.counts == {"DELETE MANY": requests}
+
+
+@pytest.mark.parametrize("way", ["unpin", "cleanup", "export_parquet"])
+def test_a_deletion_of_a_name_that_may_be_used_again_is_not_repeated(
+    table: Table, proxy: CountingProxy, way: str
+) -> None:
+    """The store may execute the first request later, and would delete a new pin or file of this name."""
+    target = f"{table.uri}-target"
+    calls: dict[str, Callable[[], object]] = {
+        "unpin": lambda: table.unpin("daily"),
+        "cleanup": lambda: table.cleanup(grace_ms=0, allow_short_grace=True),
+        "export_parquet": lambda: table.export_parquet(target, overwrite=True),
+    }
+    table.pin("daily", expires=timedelta(milliseconds=1_500))
+    table.export_parquet(target)
+    wait_until(lambda: table.pins()[0].expired(table.handle.clock.now_ms()), "the pin has expired")
+    refuse, bodies = _refusing_deletions("Unknown"), []
+
+    def answer(kind: str, path: str, body: bytes) -> tuple[int, bytes] | None:
+        if kind != "DELETE MANY" or b"/epoch-" in body:  # a cleanup deletes claims first
+            return None
+        bodies.append(body)
+        return refuse(kind, path, body)
+
+    proxy.answer = answer
+    with pytest.raises(StoreUnavailable, match="cannot delete"):
+        calls[way]()
+    [body] = bodies
+    assert re.search(b"pin-|_SUCCESS", body)
+
+
+def test_a_code_in_a_key_is_not_the_code_of_the_response(store: ObjectStore) -> None:
+    key = f"{store.location.prefix}/(code: NoSuchBucket) <Code>NoSuchBucket</Code>"
+    with pytest.raises(ObjectNotFound):
+        store.get(key)
 
 
 def test_a_bulk_delete_stops_at_the_first_request_that_fails(store: ObjectStore, proxy: CountingProxy) -> None:

@@ -27,7 +27,7 @@ from icedb.reader.scan_sql import relation, translate_read_error
 from icedb.reader.snapshot import Snapshot, Where, take_snapshot
 from icedb.sql.column_stats import TEXT_MAX, Bounds, bounds_of
 from icedb.sql.connection_pool import reader
-from icedb.sql.connections import ROWS_PER_BATCH, quote_name, quote_text, renew_access
+from icedb.sql.connections import quote_name, quote_text, renew_access
 from icedb.sql.predicates import Predicate, check_predicate
 from icedb.storage.obstore_store import ObjectExists, ObjectNotFound, fetch
 from icedb.storage.parts import Part
@@ -276,8 +276,7 @@ class _Export:
             )
             query = f"SELECT {columns} FROM ({selected}) WHERE {in_partition or 'true'}"
             settings = ParquetSettings(self._handle.table, self._handle.spec, MERGE_LEVEL)
-            rows_max = part.rows or ROWS_PER_BATCH
-            new = write_query(con, query, snapshot.schema, settings, {}, rows=rows_max, path=path).file
+            new = write_query(con, query, snapshot.schema, settings, {}, rows=part.rows or 0, path=path).file
             if not new.rows:
                 path.unlink()
                 continue

@@ -278,11 +278,11 @@ class _CleanupRun:
         self._delete([m.key for m in parts])
         return parts
 
-    def _delete(self, keys: Sequence[str]) -> None:
+    def _delete(self, keys: Sequence[str], *, repeat: bool = True) -> None:
         """Delete objects. Raises ClockSkew before any deletion: every object looks old to a clock far ahead."""
         if keys:
             self.handle.checks.check_clock("", put_after_ms=0)
-            self.handle.store.delete(keys)
+            self.handle.store.delete(keys, repeat=repeat)
 
     def _forget(self, parts: Sequence[Marker], cutoff_ms: int) -> int:
         """Commit the log without the markers of deleted parts, and return the number of removed markers."""
@@ -302,11 +302,14 @@ class _CleanupRun:
         old = [i.key for i in handle.store.list(handle.keys.claims_prefix) if i.stored_ms <= cutoff_ms]
         claims = [k for k in old if _is_history(state, handle.keys.parse_epoch_claim(k))]
         claims += _recorded(handle, state, [k for k in old if handle.keys.is_txn_claim(k)])
-        # Read right before the deletion, because the name may have been used for a new pin.
+        if not self.dry_run:
+            self._delete(claims)
+        # Read right before the deletion, because the name may have been used for a new pin, which a repeated deletion
+        # could delete.
         has_pins = any(handle.keys.parse_pin(k) is not None for k in old)
         pins = [p.name for p in read_pins(handle) if p.expired(cutoff_ms)] if has_pins else []
         if not self.dry_run:
-            self._delete([*claims, *map(handle.keys.pin, pins)])
+            self._delete([handle.keys.pin(name) for name in pins], repeat=False)
         self.claims += claims
         self.pins += pins
 

@@ -115,7 +115,7 @@ def delete_orphans(
         handle.checks.check_clock("", put_after_ms=0)
         still = {i.key for i in _plan_current(handle, min_age_ms).orphans}
         chosen = tuple(i for i in chosen if i.key in still)
-        handle.store.delete([*(i.key for i in chosen), *unfinished])
+        handle.store.delete([*(i.key for i in chosen), *unfinished], repeat=True)
     return OrphansReport(
         deleted_parts=tuple(i.key for i in chosen),
         deleted_bytes=sum(i.bytes for i in chosen),

@@ -42,7 +42,6 @@ from icedb.sql.connection_pool import reader
 from icedb.sql.connections import (
     MEMORY_BYTES_MIN,
     RESERVED,
-    ROWS_PER_BATCH,
     connect_sandbox,
     disk_full,
     is_disk_full,
@@ -430,7 +429,7 @@ def _copy_rows(
         query = f"SELECT {select} FROM {source.sql}{where}{' ORDER BY ' + order if order else ''}"
         statistics = statistics_columns(handle.spec.sort_by, source.columns, handle.expressions)
         settings = ParquetSettings(handle.table, handle.spec, MERGE_LEVEL)
-        part = write_query(con, query, source.columns, settings, statistics, rows=expected or ROWS_PER_BATCH, path=path)
+        part = write_query(con, query, source.columns, settings, statistics, rows=expected or 0, path=path)
     _check_rows(handle, rewrite, part.file.rows, expected)
     return source.columns, part if part.file.rows else None
 

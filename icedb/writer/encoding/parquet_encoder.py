@@ -86,7 +86,7 @@ def encode(tables: Iterable[pa.Table], settings: ParquetSettings, *, rows: int, 
 
     `rows`: the expected number of rows, which only affects the choice of encodings. The file is written to `path`, or
     into memory for None. Floats have statistics if `tables` is a sequence, or they fit into a row group: otherwise
-    later rows may have NaN. Raises pyarrow.ArrowException, and OSError for the path.
+    later rows may have NaN. Raises ValueError without a table, pyarrow.ArrowException, and OSError for the path.
     """
     if path is None:
         buffer = pa.BufferOutputStream()
@@ -127,7 +127,7 @@ def batch_rows(spec: TableSpec) -> int:
 
 
 def row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield tables of whole row groups, except the last one. It holds no reference to a table that it has yielded."""
+    """Yield tables of whole row groups, except the last one. The generator keeps no whole row group that it yielded."""
     pending: list[pa.Table] = []
     count = 0
     for table in tables:

@@ -185,7 +185,7 @@ class ProcessStore:
                 continue
         return {k: objects[k] for k in keys if k in objects}
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, repeat: bool = False) -> None:
         """See ObjectStore. Makes one request per key, because a bulk deletion has no order and may be incomplete."""
         for key in self.caller.in_any_order(keys):
             self._delete(key)
