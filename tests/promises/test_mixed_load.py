@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "mixed_load.py"
+PROGRAM = "tests.support.programs.mixed_load"
 # `make torture` asks for more, and may repeat a seed.
 SECONDS = float(os.environ.get("ICEDB_MIXED_LOAD_SECONDS", "8"))
 SEED = int(os.environ.get("ICEDB_MIXED_LOAD_SEED", random.SystemRandom().randrange(1_000_000)))
@@ -22,7 +22,8 @@ SEED = int(os.environ.get("ICEDB_MIXED_LOAD_SEED", random.SystemRandom().randran
 @pytest.mark.timeout(900 + 2 * SECONDS)
 def test_processes_killed_at_random_lose_and_double_nothing(shared_place: Any) -> None:
     process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), "--uri", shared_place.uri, "--seconds", str(SECONDS), "--seed", str(SEED)],
+        [sys.executable, "-m", PROGRAM, "--uri", shared_place.uri, "--seconds", str(SECONDS), "--seed", str(SEED)],
+        cwd=Path(__file__).parents[2],
         env=os.environ | (shared_place.storage_options or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

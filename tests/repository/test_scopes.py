@@ -28,7 +28,7 @@ def test_for_hours(): pass
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_memory(): pass
+def test_time(): pass
 
 @pytest.mark.s3
 def test_server(): pass
@@ -71,7 +71,7 @@ def test_each_scope_has_its_tests(items: list[pytest.Item]) -> None:
     short = choose(items, "short", DAY, None)
     assert choose(items, "all", DAY, None) == set(items)
     assert names(short) >= {"test_plain", "test_server", "test_matrix", "test_rotating"}
-    assert not {"test_slow", "test_memory"} & names(short)
+    assert not {"test_slow", "test_time"} & names(short)
     assert names(choose(items, "quick", DAY, None)) == {"test_plain"}
     assert choose(items, "rest", DAY, None) == set(items) - short
 
@@ -125,7 +125,7 @@ def test_a_share_is_chosen_by_its_hash_and_takes_limited_time(items: list[pytest
     seconds = estimate_seconds(items)
     assert sum(seconds[item] for item in share) <= SHARE_SECONDS
     assert names(share) >= {"test_slow", "test_matrix", "test_rotating"}
-    assert not {"test_for_hours", "test_memory"} & names(share), "no share has a longer test or a measurement"
+    assert not {"test_for_hours", "test_time"} & names(share), "no share has a longer test or a measurement"
 
 
 @pytest.mark.process

@@ -37,7 +37,6 @@ def peak_of_one_task(events: Events, spark_home: Path, tmp_path: Path, **options
     return peak[0]
 
 
-@pytest.mark.alone
 @pytest.mark.slow(seconds=40)
 def test_a_task_spills_beyond_its_memory_limit(spark_home: Path, tmp_path: Path) -> None:
     events = make_events(tmp_path, 1_000_000)
@@ -45,14 +44,12 @@ def test_a_task_spills_beyond_its_memory_limit(spark_home: Path, tmp_path: Path)
     assert peak <= 64 * MIB + OWN_BYTES
 
 
-@pytest.mark.alone
 @pytest.mark.slow(seconds=200)
 @pytest.mark.timeout(900)
 def test_ten_million_events_in_one_task_take_less_than_a_gigabyte(spark_home: Path, tmp_path: Path) -> None:
     assert peak_of_one_task(make_events(tmp_path, 10_000_000), spark_home, tmp_path) <= 1024 * MIB
 
 
-@pytest.mark.alone
 @pytest.mark.slow(seconds=90)
 def test_a_task_of_an_upsert_holds_the_batch_twice_beside_its_memory_limit(spark_home: Path, tmp_path: Path) -> None:
     """The batch is compressed where it was received, and decompressed for DuckDB. Half as much is left for results."""

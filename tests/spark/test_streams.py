@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from icedb.errors import AccessDenied, InvalidOption, InvariantViolated, SchemaConflict, StaleCheckpoint
 from icedb.spark.datasource.writer import open_stream_writer
 from tests.support.object_stores.counting_proxy import HttpRequest
-from tests.support.spark.spark_clusters import Driver, RemoteError, environment
+from tests.support.spark.spark_clusters import RemoteError
 from tests.support.spark.spark_scene import (
     DENIED,
     SparkScene,
@@ -31,7 +30,7 @@ from tests.support.spark.spark_scene import (
     refuse_first_part,
     rows,
 )
-from tests.support.spark.spark_streams import ROWS, EventFolder, killed_at
+from tests.support.spark.spark_streams import ROWS, EventFolder, Moment, kill_drivers
 from tests.support.spark.spark_tables import log_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
@@ -140,7 +139,7 @@ def test_invalid_options_are_reported_in_the_first_line(scene: SparkScene, sourc
 
 # What the proxy sees of a micro-batch, in its order; and what Spark writes to the checkpoint. The first ones are those
 # that leave different things behind.
-MOMENTS = [
+MOMENTS: list[Moment] = [
     ("before", "GET", "/_table.json"),  # Spark has noted what the batch is, and nothing is written
     ("after", "PUT", "/_data/"),
     ("after", "PUT", "/_claims/txn-"),
@@ -148,8 +147,8 @@ MOMENTS = [
     ("before", "PUT", "/_data/"),
     ("before", "PUT", "/_claims/txn-"),
     ("before", "PUT", "/_log/"),
-    ("noted", "", "offsets"),
-    ("noted", "", "commits"),
+    ("checkpoint", "", "offsets"),
+    ("checkpoint", "", "commits"),
 ]
 
 
@@ -163,21 +162,13 @@ MOMENTS = [
 )
 def test_a_driver_that_is_killed_repeatedly_writes_each_row_once(
     scene: SparkScene,
-    moments: list[tuple[str, str, str]],
+    moments: list[Moment],
     times: int,
     spark_home: Path,
     tmp_path: Path,
     source: EventFolder,
 ) -> None:
-    """Kill drivers at the first `times` occurrences of each moment. As many files arrive before each kill."""
-    for number, (skip, moment) in enumerate(product(range(times), moments)):
-        source.arrive(times)
-        with (
-            Driver({"spark.master": "local[2]"}, tmp_path / f"driver-{number}", environment(spark_home)) as doomed,
-            killed_at(doomed, moment, skip, source, scene.proxy),
-            pytest.raises(EOFError),
-        ):
-            source.stream(doomed)
+    for moment in kill_drivers(moments, times, source, scene.proxy, tmp_path, spark_home):
         committed = rows(scene.table)
         assert committed == source.numbers[: len(committed)], moment
     source.stream(scene.driver)

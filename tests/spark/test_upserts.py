@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from icedb.operations.rewrite import part_search
 from icedb.spark import SparkEngine, spark_engine, spark_tasks
 from tests.support.object_stores.counting_proxy import CountingProxy
 from tests.support.object_stores.stores import Place
-from tests.support.spark.spark_clusters import Driver, SharedDriver, environment
-from tests.support.spark.spark_streams import ChangeFolder, killed_at
+from tests.support.spark.spark_clusters import SharedDriver
+from tests.support.spark.spark_streams import ChangeFolder, Moment, kill_drivers
 from tests.support.spark.spark_tables import Create, content, log_keys, part_keys
 
 pytestmark = pytest.mark.spark
@@ -152,15 +151,15 @@ def source(tmp_path: Path, place: dict[str, str]) -> ChangeFolder:
 
 
 # What the proxy sees of a micro-batch, and what Spark writes to the checkpoint.
-MOMENTS = [
+MOMENTS: list[Moment] = [
     ("before", "PUT", "/_log/"),
     ("after", "PUT", "/_log/"),  # committed, and Spark has not noted it
     ("before", "PUT", "/_data/"),
     ("after", "PUT", "/_data/"),
     ("after", "PUT", "/_claims/"),
     ("before", "GET", "/_table.json"),
-    ("noted", "", "offsets"),
-    ("noted", "", "commits"),
+    ("checkpoint", "", "offsets"),
+    ("checkpoint", "", "commits"),
 ]
 
 
@@ -178,20 +177,12 @@ def test_a_driver_that_is_killed_repeatedly_applies_each_change_once(
     table: Table,
     proxy: CountingProxy,
     source: ChangeFolder,
-    moments: list[tuple[str, str, str]],
+    moments: list[Moment],
     times: int,
     spark_home: Path,
     tmp_path: Path,
 ) -> None:
-    """Kill drivers at the first `times` occurrences of each moment. As many files arrive before each kill."""
-    for number, (skip, moment) in enumerate(product(range(times), moments)):
-        source.arrive(times)
-        with (
-            Driver({"spark.master": "local[2]"}, tmp_path / f"driver-{number}", environment(spark_home)) as doomed,
-            killed_at(doomed, moment, skip, source, proxy),
-            pytest.raises(EOFError),
-        ):
-            source.stream(doomed)
+    for moment in kill_drivers(moments, times, source, proxy, tmp_path, spark_home):
         state = [] if not table.schema() else content(table, "id, name")
         assert state in source.states, moment
     source.stream(driver)

@@ -217,7 +217,7 @@ def _name(item: pytest.Item) -> str:
 def _share(rest: Sequence[pytest.Item], share: str) -> set[pytest.Item]:
     """Choose files in an order that the hash decides, until their tests take as long as a share may.
 
-    Tests that measure the machine are in none: others run beside them.
+    Tests that measure time are in none: others run beside them.
     """
     files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     seconds = estimate_seconds(rest)

@@ -185,7 +185,6 @@ print((memory("VmHWM") - started) // 1024)
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc has the peak memory")
 @pytest.mark.slow(seconds=15)
-@pytest.mark.alone
 def test_a_merge_of_sorted_parts_stays_within_its_memory(tmp_path: Path) -> None:
     """Eight parts of 64 MiB in Arrow, twice the limit."""
     table = Table.create(tmp_path / "table", sort_by=["n"], storage_options={"fsync": "false"})

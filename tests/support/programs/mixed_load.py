@@ -1,6 +1,6 @@
 """Twelve processes on one table, killed at random and started again; then every batch is counted.
 
-    python tests/support/programs/mixed_load.py --uri s3://bucket/table --seconds 120 --seed 7
+    python -m tests.support.programs.mixed_load --uri s3://bucket/table --seconds 120 --seed 7
 
 Four writers, two that upsert the same rows, two mergers, two readers, one that overwrites, drops, rewrites and
 deletes, and one that cleans up and sweeps orphans, all with times of seconds instead of hours. An acknowledged batch
@@ -24,7 +24,10 @@ from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from mixed_load_roles import (
+from icedb import Table
+from icedb.testing import check_sound
+from tests.support.processes import json_lines
+from tests.support.programs.mixed_load_roles import (
     ACTS,
     CHANGING,
     SLACK_MS,
@@ -35,11 +38,7 @@ from mixed_load_roles import (
     batches,
     check_batches,
     live,
-    read_journal,
 )
-
-from icedb import Table
-from icedb.testing import check_sound
 
 # Forked by a server that has imported everything: a start costs milliseconds, not half a second of a core.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -84,14 +83,14 @@ class MixedLoad:
 
     def _kill(self, role: str, *, at_once: bool) -> None:
         """Kill a role, mostly after it has finished some work, so that a busy machine makes progress."""
-        lines = read_journal(self.folder / f"{role}.jsonl")
+        lines = json_lines(self.folder / f"{role}.jsonl")
         opened = [n for n, line in enumerate(lines) if line.get("opened") == self._lives[role]]
         if opened and (at_once or any(DONE & line.keys() for line in lines[opened[0] :])):
             self._processes[role].kill()
             self._processes[role].join()
 
     def _done(self, role: str) -> bool:
-        return any(DONE & line.keys() for line in read_journal(self.folder / f"{role}.jsonl"))
+        return any(DONE & line.keys() for line in json_lines(self.folder / f"{role}.jsonl"))
 
     def stop(self) -> None:
         (self.folder / "stop").touch()
@@ -114,7 +113,7 @@ class MixedLoad:
             raise AssertionError(f"{role} failed:\n{(self.folder / f'{role}.err').read_text()[-4000:]}")
 
     def figures(self, table: Table, seconds: float) -> str:
-        lines = [line for role in self.roles for line in read_journal(self.folder / f"{role}.jsonl")]
+        lines = [line for role in self.roles for line in json_lines(self.folder / f"{role}.jsonl")]
         did = Counter(line["done"] for line in lines if line.get("committed"))
         again = Counter(line["again"] for line in lines if "again" in line)
         summary = ", ".join(f"{name} {count}" for name, count in sorted(again.items())) or "no errors"

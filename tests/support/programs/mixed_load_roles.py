@@ -27,6 +27,7 @@ from icedb.storage.object_store import StoredObject
 from icedb.storage.obstore_store import open_store
 from icedb.testing import FaultyStore, Request
 from icedb.transaction.open_table import open_handle
+from tests.support.processes import json_lines
 
 # As short as possible on a busy machine, so that claims become void and grace periods end within a minute.
 TIMING = Timing(
@@ -68,18 +69,12 @@ class Journal:
         os.fsync(self._file)
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal, without one that is being written."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def batches(folder: Path, kind: str) -> set[Batch]:
     """Return the batches that a writer intended (`intent`), or that were acknowledged (`ack`)."""
     return {
         (number, line[kind])
         for role, number in {**WRITERS, **UPSERTERS}.items()
-        for line in read_journal(folder / f"{role}.jsonl")
+        for line in json_lines(folder / f"{role}.jsonl")
         if kind in line
     }
 
@@ -144,7 +139,7 @@ class ProcessLife:
 def write(life: ProcessLife) -> None:
     """Batch after batch; with a transaction, the same one until it is acknowledged."""
     table, writer, once = life.open(), WRITERS[life.role], life.role.startswith("once")
-    lines = read_journal(life.folder / f"{life.role}.jsonl")
+    lines = json_lines(life.folder / f"{life.role}.jsonl")
     last = "ack" if once else "intent"
     batch = 1 + max((line[last] for line in lines if last in line), default=-1)
     tries = 0

@@ -6,13 +6,16 @@ import json
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.object_stores.counting_proxy import CountingProxy, HttpRequest
-from tests.support.spark.spark_clusters import Driver, SharedDriver
+from tests.support.spark.spark_clusters import Driver, SharedDriver, environment
 from tests.support.spark.spark_scene import once
 
 #: The records of a file.
@@ -88,28 +91,51 @@ class ChangeFolder(EventFolder):
         return changes
 
 
+#: A moment of a micro-batch: `before` or `after` a request with this method and this text in its path, or `checkpoint`,
+#: no method, and the folder of the checkpoint to which Spark writes a file.
+Moment = tuple[str, str, str]
+
+
+def kill_drivers(
+    moments: Sequence[Moment], times: int, source: EventFolder, proxy: CountingProxy, folder: Path, spark_home: Path
+) -> Iterator[Moment]:
+    """Kill a driver at each of the first `times` occurrences of each moment, and give the moment after each kill.
+
+    `times` files arrive before each driver reads the stream.
+    """
+    for number, (occurrences, moment) in enumerate(product(range(times), moments)):
+        source.arrive(times)
+        with (
+            Driver({"spark.master": "local[2]"}, folder / f"driver-{number}", environment(spark_home)) as driver,
+            _killed_after(driver, occurrences, moment, source, proxy),
+            pytest.raises(EOFError),
+        ):
+            source.stream(driver)
+        yield moment
+
+
 @contextmanager
-def killed_at(
-    driver: Driver, moment: tuple[str, str, str], skip: int, source: EventFolder, proxy: CountingProxy
-) -> Any:
-    """Kill a driver at the n-th request, or at Spark's n-th write to the checkpoint."""
-    when, method, what = moment
-    if when == "noted":
-        with killed_when_noted(driver, source.checkpoint / what, skip):
+def _killed_after(
+    driver: Driver, occurrences: int, moment: Moment, source: EventFolder, proxy: CountingProxy
+) -> Iterator[None]:
+    """Kill the driver at the next occurrence of the moment after this number of occurrences."""
+    when, method, target = moment
+    if when == "checkpoint":
+        with _killed_at_file(driver, occurrences, source.checkpoint / target):
             yield
         return
-    paths: list[str] = []
+    requests = 0
 
-    def is_the_one(request: HttpRequest) -> bool:
-        if request.kind == method and what in request.path:
-            paths.append(request.path)
-        return len(paths) > skip
+    def is_next(request: HttpRequest) -> bool:
+        nonlocal requests
+        requests += request.kind == method and target in request.path
+        return requests > occurrences
 
     def kill(_: HttpRequest) -> None:
         driver.kill()
         raise ConnectionAbortedError
 
-    setattr(proxy, when, once(is_the_one, kill))
+    setattr(proxy, when, once(is_next, kill))
     try:
         yield
     finally:
@@ -117,15 +143,17 @@ def killed_at(
 
 
 @contextmanager
-def killed_when_noted(driver: Driver, folder: Path, skip: int) -> Iterator[None]:
-    def notes() -> set[str]:
+def _killed_at_file(driver: Driver, occurrences: int, folder: Path) -> Iterator[None]:
+    """Kill the driver when it has written more than this number of new files of micro-batches to the folder."""
+
+    def files() -> set[str]:
         return {p.name for p in folder.glob("[0-9]*")}
 
-    before, over = notes(), threading.Event()
+    before, over = files(), threading.Event()
 
     def watch() -> None:
         while not over.wait(POLL_SECONDS):
-            if len(notes() - before) > skip:
+            if len(files() - before) > occurrences:
                 driver.kill()
                 return
 
