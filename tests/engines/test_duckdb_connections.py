@@ -26,6 +26,7 @@ from icedb.transaction.table_handle import Handle
 from tests.support.object_stores.rotating_keys import RotatingKeys, without_keys
 from tests.support.object_stores.stores import Place
 from tests.support.tables.attached_tables import by_days, created, failing, numbers, rows
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.tables.attached_tables", "tests.support.object_stores.rotating_keys"]
 
@@ -184,10 +185,7 @@ def test_renewed_keys_are_used_by_all_queries(
     key_id = "SELECT regexp_extract(secret_string, 'key_id=([^;]*)', 1) FROM duckdb_secrets()"
     for _ in range(2):
         keys.rotate()
-        for _ in range(200):
-            if rows(con, key_id) == [(keys.now["access_key_id"],)]:
-                break
-            threading.Event().wait(0.02)
+        wait_until(lambda: rows(con, key_id) == [(keys.now["access_key_id"],)], "the secret is renewed")
         assert numbers(con, "events") == [1]
         assert con.sql("SELECT n FROM events()").fetchall() == [(1,)]
     attached.detach()

@@ -193,7 +193,7 @@ def test_an_expression_that_reads_more_than_its_row_is_rejected(table: Table, ca
             POSITIONS[position](table, text)
         canary.check(refused.value)
         message = str(refused.value).replace(str(canary.folder), "").replace(table.uri, "")
-        assert os.environ["HOME"] not in message.replace(str(canary.folder.parent.parent), "")
+        assert os.environ["HOME"] not in message
     canary.check()
     assert (sorted(p.key for p in table.snapshot().parts), table.spec) == before
 

@@ -822,7 +822,6 @@ def test_spark_inputs_require_a_session(run: AssetRun, monkeypatch: pytest.Monke
 
 @pytest.mark.slow(seconds=60)
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 def test_spark_frames_are_inputs_and_outputs(environment: dict[str, str], lake: IceDBResource, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     run_script("spark/spark_assets.py", lake.root, str(tmp_path / "result.json"))

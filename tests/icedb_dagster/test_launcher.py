@@ -33,9 +33,8 @@ from dagster._grpc.types import StartRunResult
 from icedb.errors import InvalidOption
 from icedb_dagster import launcher as launchers
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
-from icedb_dagster.dev.stack.ports import free_port
 from icedb_dagster.launcher import LAUNCHED_TAG, MonitoredRunLauncher
-from tests.support.processes import run_python
+from tests.support.processes import free_port, run_python
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.dagster

@@ -2,9 +2,11 @@
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from dagster._core.storage.event_log.schema import ConcurrencySlotsTable
 import icedb
 from icedb.errors import InvalidOption, PoolNotExclusive
 from icedb_dagster import IceDBResource, ensure_pool, icedb_pool
+from icedb_dagster.locking import table_lock
 from icedb_dagster.locking.table_lock import check_pool_held
 from icedb_dagster.maintenance import definitions
 from icedb_dagster.maintenance.verbs import VERBS
@@ -119,14 +122,14 @@ def test_an_instance_with_pools_of_run_granularity_is_rejected(
 
 
 @pytest.mark.sampled(days=3)
-@pytest.mark.parametrize("after_s", [0, 0.2])
-def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
+@pytest.mark.parametrize("when", ["before the check", "during the check"])
+def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """On Postgres, the second of two concurrent claims overwrites the first, as simulated here."""
     table = jobs.dated(*THREE_PARTS)
     storage, pool = jobs.instance.event_log_storage, icedb_pool(jobs.name)
     rival, step = "the-rival", f"{jobs.name}_{MERGE}_work"
     events: list[str] = []
-    threads: list[threading.Timer] = []
+    frees: list[threading.Timer] = []
 
     def take() -> None:
         slots = ConcurrencySlotsTable
@@ -139,14 +142,20 @@ def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytes
         storage.free_concurrency_slot_for_step(rival, step)
 
     def check(context: dg.OpExecutionContext, checked: str) -> None:
-        if not threads:
-            storage.add_pending_step(pool, rival, step, should_assign=True)
-            threads.extend([threading.Timer(after_s, take), threading.Timer(2, free)])
-            for thread in threads:
-                thread.start()
-            if not after_s:
-                threads[0].join()
-        check_pool_held(context, checked)
+        if frees:
+            check_pool_held(context, checked)
+            return
+        storage.add_pending_step(pool, rival, step, should_assign=True)
+        if when == "before the check":
+            take()
+        else:
+            monkeypatch.setattr(table_lock, "time", SimpleNamespace(sleep=lambda _: take()))
+        try:
+            check_pool_held(context, checked)
+        finally:
+            monkeypatch.setattr(table_lock, "time", time)
+            frees.append(threading.Timer(2, free))
+            frees[0].start()
 
     merge = icedb.Table.merge
 
@@ -159,7 +168,7 @@ def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytes
     try:
         assert jobs.run(MERGE).success
     finally:
-        for thread in threads:
+        for thread in frees:
             thread.join()
     assert events[:2] == ["the rival is done", "merge"]
     assert len(table.snapshot().parts) == 1

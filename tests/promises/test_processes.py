@@ -126,10 +126,12 @@ def test_a_merge_that_was_killed_long_ago_is_void(s3: Any) -> None:
     assert killed.was_killed()
     time.sleep((SHORT["commit_timeout_ms"] + 200) / 1000)
     report = table.merge()
-    assert (report.commit.committed, report.commit.epoch, report.merged_parts) == (True, 3, 4)
+    assert (report.commit.committed, report.merged_parts) == (True, 4)
     assert rows_of(table) == expected
     state = check_sound(table.handle.store)
-    assert [f.file.epoch for f in state.files.values() if f.file.void] == [2]
+    # A claim of the second merge is void, too, if the machine takes so long for an attempt.
+    void = sorted(f.file.epoch or 0 for f in state.files.values() if f.file.void)
+    assert void == [*range(2, report.commit.epoch or 0)]
 
 
 @pytest.mark.sampled(cases=1)

@@ -26,6 +26,7 @@ import yaml
 
 import icedb
 from tests.support.dagster.dagster_platform import until
+from tests.support.processes import free_port
 from tests.support.site.compose_file import DEPLOY, VARIABLE, Here, load, read_env, variables
 from tests.support.site.pages import ROOT, blocks
 from tests.support.waiting import wait_until
@@ -43,7 +44,6 @@ from icedb_dagster.dev.project import create_project
 from icedb_dagster.dev.stack import processes
 from icedb_dagster.dev.stack.graphql import request
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
-from icedb_dagster.dev.stack.ports import free_port
 
 PROGRAMS = Path(sys.executable).parent
 FILLED = read_env(DEPLOY / ".env.example") | {"POSTGRES_PASSWORD": "of-postgres", "AWS_SECRET_ACCESS_KEY": "of-s3"}

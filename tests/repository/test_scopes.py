@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.report import CAPTURED_LINES_MAX
-from tests.support.scopes import SHARE_SECONDS, choose, estimate_seconds, pairwise, rotation
+from tests.support.scopes import SHARE_IS_OVER, SHARE_SECONDS, choose, estimate_seconds, pairwise, rotation
 
 DAY = date(2026, 1, 31)
 DAYS = [DAY + timedelta(n) for n in range(6)]
@@ -148,11 +148,18 @@ def test_a_run_prints_a_line_for_each_file_and_the_end_of_failing_output(pyteste
 
 
 @pytest.mark.process
-def test_a_skipped_test_fails_with_no_skips(pytester: pytest.Pytester) -> None:
+def test_a_skipped_test_or_file_fails_with_no_skips(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["tests.support.report"]')
     pytester.syspathinsert(Path(__file__).parents[2])
-    pytester.makepyfile("import pytest\ndef test_one(): pytest.skip('no server')\n")
-    pytester.runpytest_subprocess().assert_outcomes(skipped=1)
-    result = pytester.runpytest_subprocess("--no-skips")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*--no-skips allows none. Skipped: no server*"])
+    pytester.makepyfile(
+        test_one="import pytest\ndef test_one(): pytest.skip('no server')\n",
+        test_over=f"import pytest\ndef test_over(): pytest.skip({SHARE_IS_OVER!r})\n",
+        test_file="import pytest\npytest.importorskip('no_such_module')\n",
+    )
+    pytester.runpytest_subprocess().assert_outcomes(skipped=3)
+    result = pytester.runpytest_subprocess("--no-skips", "test_one.py", "test_over.py")
+    result.assert_outcomes(failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*A test was skipped, and --no-skips allows none. Skipped: no server*"])
+    result = pytester.runpytest_subprocess("--no-skips", "test_file.py")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*A file was skipped, and --no-skips allows none.*no_such_module*"])

@@ -118,16 +118,15 @@ def test_arguments_are_passed_to_duckdb(result: QueryResult) -> None:
     assert {"to_polars", "aggregate"} <= set(dir(result))
 
 
-@pytest.mark.parametrize(
-    "sql", ["", "-- nothing", "SET threads = 1", "SELECT 1; SELECT 2", "COPY t TO '/tmp/icedb-not-there.csv'"]
-)
-def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, sql: str) -> None:
-    rows = table.query("FROM t")
+@pytest.mark.parametrize("sql", ["", "-- nothing", "SET threads = 1", "SELECT 1; SELECT 2", "COPY t TO '{file}'"])
+def test_a_text_that_is_not_one_query_is_rejected_before_it_runs(table: Table, sql: str, tmp_path: Path) -> None:
+    file = tmp_path / "copied.csv"
+    rows, sql = table.query("FROM t"), sql.format(file=file)
     with pytest.raises(InvalidOption, match="returns no rows, or is not one SELECT"):
         table.query(sql)
     with pytest.raises(InvalidOption, match=r"returns no rows, or is not one SELECT.* over all_rows"):
         rows.query("all_rows", sql)
-    assert not Path("/tmp/icedb-not-there.csv").exists()
+    assert not file.exists()
 
 
 def test_a_query_of_a_result_calls_no_function_that_does_more_than_read(result: QueryResult) -> None:

@@ -297,18 +297,19 @@ def test_a_server_that_stops_raises_unavailable_after_its_last_piece() -> None:
     assert "secret" not in str(error)
 
 
-@pytest.mark.sampled(days=3)
-@pytest.mark.long
+@pytest.mark.slow(seconds=15)
 def test_a_reader_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "REQUEST_TIMEOUT", timedelta(seconds=1))
-    monkeypatch.setattr(store_module, "RETRY_TIMEOUT", timedelta(milliseconds=800))
+    monkeypatch.setattr(store_module, "REQUEST_TIMEOUT", timedelta(seconds=5))
+    monkeypatch.setattr(store_module, "RETRY_TIMEOUT", timedelta(seconds=4))
     body = BODY * 13  # more than the buffers of the sockets hold
 
     async def read_slowly(endpoint: str) -> str:
         digest = hashlib.sha256()
+        pieces = 0
         async for piece in await open_stream(_of_server(endpoint), "t/p", 0, len(body)):
             digest.update(piece)
-            await asyncio.sleep(0.1)
+            pieces += 1
+            await asyncio.sleep(6 if pieces in (1, 5) else 0)
         return digest.hexdigest()
 
     with BreakingServer(body, lambda _: None).running() as server:

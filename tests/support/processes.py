@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any, TypeVar
@@ -18,6 +20,10 @@ Server = TypeVar("Server", bound=BaseServer)
 #: Variables with which a developer's environment would change a program.
 SETTINGS = ("AWS_", "ICEDB_", "DAGSTER_")
 SECONDS_MAX = 880
+#: Ports of servers that tests start. Linux gives ports from 32,768 to clients.
+PORTS = range(12_000, 32_000)
+WORKERS_MAX = 20
+_port_numbers = itertools.count(random.SystemRandom().randrange(len(PORTS)))
 
 
 def clean_environment(*more: str, **variables: str) -> dict[str, str]:
@@ -41,10 +47,17 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def free_port() -> int:
-    """Return a port that is free now. A server must still handle that another process takes it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that is free, and that no other test and no client of a server takes.
+
+    Each worker of a run has a range of ports, below those that systems give to clients.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = PORTS.start + worker % WORKERS_MAX * len(PORTS) // WORKERS_MAX
+    while True:
+        port = first + next(_port_numbers) % (len(PORTS) // WORKERS_MAX)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def end_process(process: subprocess.Popen[Any], seconds: float = 60) -> None:

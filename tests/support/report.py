@@ -1,6 +1,7 @@
 """The output of a run: a line for each file when its last test is done, and failures without the logs of servers.
 
-With `--no-skips`, as where changes are checked before they land, a test that is skipped is a test that failed.
+With `--no-skips`, as where changes are checked before they land, a skipped test or file counts as failed. A test that
+a share has no time for is skipped.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
+
+from tests.support.scopes import SHARE_IS_OVER
 
 #: The last lines of each captured text are printed: a server's log before them is rarely the cause.
 CAPTURED_LINES_MAX = 20
@@ -100,12 +103,26 @@ def _kind(report: pytest.TestReport) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    report: pytest.CollectReport = yield
+    _reject_skip(report, "file", collector.config)
+    return report
+
+
+def _reject_skip(report: pytest.CollectReport | pytest.TestReport, what: str, config: pytest.Config) -> None:
+    """Turn the report of what was skipped into that of a failure, with `--no-skips`."""
+    if not report.skipped or not config.option.no_skips or hasattr(report, "wasxfail"):
+        return
+    reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+    if not reason.endswith(SHARE_IS_OVER):
+        report.outcome, report.longrepr = "failed", f"A {what} was skipped, and --no-skips allows none. {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """Keep the end of what was captured of a test that failed."""
     report: pytest.TestReport = yield
-    if report.skipped and not hasattr(report, "wasxfail") and item.config.option.no_skips:
-        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
-        report.outcome, report.longrepr = "failed", f"A test was skipped, and --no-skips allows none. {reason}"
+    _reject_skip(report, "test", item.config)
     if report.failed:
         report.sections = [(title, _end(text)) for title, text in report.sections]
     return report

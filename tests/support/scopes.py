@@ -45,6 +45,7 @@ SHARE_SECONDS = 480
 SLOW_SECONDS, SAMPLED_SECONDS, SOME_DAYS_SECONDS = 30, 2, 12
 #: After this time, tests of a share that were not begun are skipped: a slow machine must not hold up the check.
 SHARE_SECONDS_MAX = 420
+SHARE_IS_OVER = "the share's time is over"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -242,7 +243,7 @@ _started = time.monotonic()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     options = item.config.option
     if options.share is not None and time.monotonic() - _started > options.share_seconds:
-        pytest.skip("the share's time is over")
+        pytest.skip(SHARE_IS_OVER)
 
 
 def pytest_ignore_collect(collection_path: Any, config: pytest.Config) -> bool | None:

@@ -134,13 +134,13 @@ def test_a_failed_check_is_red(page: Page, platform: ExamplePlatform, pictures: 
 def test_a_schedule_is_switched_on_by_a_click(page: Page, platform: ExamplePlatform) -> None:
     page.goto(f"/locations/web_analytics/schedules/{SCHEDULE}")
     switch_on(page)
-    until(lambda: SCHEDULE in platform.switched_on(), "schedule that is on", seconds_max=20)
+    until(lambda: SCHEDULE in platform.switched_on(), "schedule that is on")
 
 
 def test_a_sensor_is_switched_on_by_a_click_and_runs(page: Page, platform: ExamplePlatform, pictures: Pictures) -> None:
     page.goto(f"/locations/web_analytics/sensors/{SENSOR}")
     switch_on(page)
-    until(lambda: SENSOR in platform.switched_on(), "sensor that is on", seconds_max=20)
+    until(lambda: SENSOR in platform.switched_on(), "sensor that is on")
     expect(page.get_by_text(re.compile(r"\d+ runs? requested")).first).to_be_visible()  # of its first tick
     pictures.take("sensor", page, (66, 0, 1016, 415))
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import free_port
+
 typer = pytest.importorskip("typer")
 dg = pytest.importorskip("dagster")
 
@@ -23,7 +25,7 @@ from icedb.errors import InvalidOption, InvalidURI
 from icedb_dagster.dev import stack
 from icedb_dagster.dev.command import app
 from icedb_dagster.dev.project import create_project
-from icedb_dagster.dev.stack import ports, processes
+from icedb_dagster.dev.stack import processes
 from icedb_dagster.dev.stack.graphql import request
 from tests.icedb_dagster.dev.test_stack import _processes_of
 from tests.support.dagster.dagster_platform import launch_run
@@ -120,7 +122,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
     started = []
 
     def start(*command: str | Path, folder: Path, location: str, **environ: str) -> int:
-        port = ports.free_port()
+        port = free_port()
         arguments = [*command, "--host", "127.0.0.1", "--port", str(port)]
         log = tmp_path / "server.log"
         process = processes.spawn(arguments, log=log, environ={**os.environ, **environ}, cwd=folder)

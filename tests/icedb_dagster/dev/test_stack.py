@@ -22,8 +22,8 @@ dagster = pytest.importorskip("dagster")
 import icedb
 from icedb.errors import StackError
 from icedb_dagster.dev import stack
-from icedb_dagster.dev.stack import database, home, layout, logs, placement, ports, processes, services, state
-from tests.support.processes import run_python
+from icedb_dagster.dev.stack import database, home, layout, logs, placement, processes, services, state
+from tests.support.processes import free_port, run_python
 from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -524,7 +524,7 @@ def _modes(folder: Path) -> list[tuple[int, int]]:
 @pytest.mark.slow(seconds=60)
 @needs_dagster
 def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = ports.free_port()
+    port = free_port()
     running = stack.up(project, port=port)
     assert running.webserver_url == f"http://127.0.0.1:{port}"
     assert [(row.state, row.started_here) for row in running.processes] == [("running", True)] * 4
@@ -533,7 +533,7 @@ def test_the_whole_stack_runs_a_job_and_leaves_nothing(project: Path, monkeypatc
 
     run_id = _launch(running.webserver_url)
     # Other settings restart only their service, while the daemon executes the run.
-    moved = stack.up(project, services=("webserver",), port=ports.free_port())
+    moved = stack.up(project, services=("webserver",), port=free_port())
     assert {row.name for row in moved.processes if row.started_here} == {"webserver"}
     assert moved.webserver_url not in {None, running.webserver_url}
     for name, value in stack.environment(running).items():
@@ -597,7 +597,7 @@ def test_a_failed_start_is_reported_and_leaves_no_process(project: Path, command
 
     (project / "dagster.yaml").unlink()
     (project / "workspace.yaml").write_text("load_from: 7\n")
-    failed = command("up", "--no-daemon", "-d", project, "--port", str(ports.free_port()))
+    failed = command("up", "--no-daemon", "-d", project, "--port", str(free_port()))
     assert failed.returncode == 1
     assert "error: the code server does not work: it ended. See" in failed.stderr
     assert "load_from" in failed.stderr

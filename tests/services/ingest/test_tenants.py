@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from tests.support.ingest.ingest_process import (
     IngestReply,
     arrow_stream,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS_MAX, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -114,13 +115,19 @@ def test_too_many_partitions_are_rejected_and_others_are_committed(service: Inge
 
 
 @pytest.mark.sampled(days=3)
-def test_requests_within_partitions_max_never_make_a_commit_beyond_it(service: IngestProcess, lake: Path) -> None:
+def test_requests_within_partitions_max_never_make_a_commit_beyond_it(tmp_path: Path) -> None:
     """Many requests of few partitions each do not delay the neighbour by all of them."""
+    text = config(tmp_path).replace('delay_max = "300ms"', 'delay_max = "10m"')
     each = PARTITIONS_MAX - 1
     flood = [sending([{"kind": f"f{r}-{n}", "n": 0} for n in range(each)], HOSTILE) for r in range(8)]
-    replies = at_once(service, *flood, victim(10), victim(11))
+    with IngestProcess(text) as service, ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(at_once, service, *flood, victim(10), victim(11))
+        pending = f'icedb_ingest_pending_rows{{table="events"}} {8 * each + 2}.0'
+        wait_until(lambda: pending in service.metrics(), "all requests wait for one commit")
+        service.signal(signal.SIGTERM)  # commits what is pending
+        replies = sent.result(SECONDS_MAX)
     assert [r.status for r in replies] == [200] * 10
-    table = Table.open(lake / "events")
+    table = Table.open(tmp_path / "events")
     of_commits: dict[int, int] = {}
     for part in table.snapshot().parts:
         of_commits[part.created_ms] = of_commits.get(part.created_ms, 0) + 1

@@ -23,9 +23,8 @@ from botocore.config import Config
 from icedb.services.http.log_lines import LineWriter, TextLines
 from icedb.services.proxy.access_log import ProxyAccessRecord, access_line
 from tests.support.proxy.proxy_process import ROOT, proxy_command
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS_MAX, wait_until
 
-DEADLINE_SECONDS = 20
 KEY = "ACMEKEY1"
 #: More than a pipe holds.
 MANY = 2_000
@@ -103,7 +102,7 @@ class Pipe:
     def read_lines(self, count: int) -> list[bytes]:
         read = b""
         while read.count(b"\n") < count:
-            assert select.select([self.reads], [], [], DEADLINE_SECONDS)[0], "no line arrived"
+            assert select.select([self.reads], [], [], SECONDS_MAX)[0], "no line arrived"
             read += os.read(self.reads, 65_536)
         return read.splitlines(keepends=True)
 
@@ -123,7 +122,7 @@ def written(stream: BinaryIO, lines: list[bytes], **changes: Any) -> LineWriter:
     writer = LineWriter(stream, "access log", **changes)
     for each in lines:
         writer.write(each)
-    writer.close(DEADLINE_SECONDS)
+    writer.close(SECONDS_MAX)
     return writer
 
 
@@ -145,7 +144,7 @@ def test_writing_lines_does_not_wait_for_the_reader(pipe: Pipe, caplog: pytest.L
     )
     writer.write(line(7))
     assert pipe.read_lines(1) == [line(7)], "and so do later lines"
-    writer.close(DEADLINE_SECONDS)
+    writer.close(SECONDS_MAX)
     assert writer.lost == lost
 
 
@@ -169,7 +168,7 @@ def test_a_nonblocking_pipe_loses_no_line(pipe: Pipe) -> None:
         writer.write(each)
     wait_until(lambda: not select.select([], [pipe.stream], [], 0)[1], "it is not full: nothing is shown here")
     assert pipe.read_lines(MANY) == LINES
-    writer.close(DEADLINE_SECONDS)
+    writer.close(SECONDS_MAX)
     assert writer.lost == 0
 
 
@@ -201,7 +200,7 @@ def test_the_line_after_a_partial_line_is_separate() -> None:
     writer.write(b"a line of more than fourteen\n")
     wait_until(lambda: writer.lost == 1, "the line that was torn is not counted")
     writer.write(b"next\n")
-    writer.close(DEADLINE_SECONDS)
+    writer.close(SECONDS_MAX)
     assert stream.taken == b"a line of more\nnext\n"
     assert writer.lost == 1
 
@@ -212,7 +211,7 @@ def test_a_write_error_is_reported_once(caplog: pytest.LogCaptureFixture) -> Non
         for number in range(3):
             writer.write(LINES[number])
             wait_until(lambda number=number: writer.lost == number + 1, "it is not counted")  # type: ignore[misc]
-        writer.close(DEADLINE_SECONDS)
+        writer.close(SECONDS_MAX)
     assert writer.lost == 3
     assert reports(caplog) == ["The access log cannot be written: No space left on device. Requests are still served."]
 
@@ -223,7 +222,7 @@ def test_logging_writes_lines() -> None:
     handler = logging.StreamHandler(TextLines(writer))
     for text in ("grün", "half a surrogate \udc80"):
         handler.emit(logging.LogRecord("icedb.proxy", logging.INFO, "", 0, text, None, None))
-    writer.close(DEADLINE_SECONDS)
+    writer.close(SECONDS_MAX)
     assert stream.getvalue() == "grün\nhalf a surrogate \\udc80\n".encode()
 
 
@@ -250,7 +249,7 @@ def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path
     assert process.stdout is not None
     assert process.stderr is not None
     with process:
-        guard = threading.Timer(3 * DEADLINE_SECONDS, process.kill)  # a hanging process would block the test for ever
+        guard = threading.Timer(SECONDS_MAX, process.kill)  # a hanging process would block the test for ever
         guard.start()
         try:
             endpoint = process.stderr.readline().decode().partition("listening on ")[2].partition(";")[0]
@@ -267,7 +266,7 @@ def test_a_proxy_without_readers_of_its_output_responds_and_exits(tmp_path: Path
             url = s3.generate_presigned_url("list_objects_v2", Params={"Bucket": "events"})
             for _ in range(100):
                 with pytest.raises(urllib.error.HTTPError) as refused:
-                    urllib.request.urlopen(url, timeout=DEADLINE_SECONDS)
+                    urllib.request.urlopen(url, timeout=SECONDS_MAX)
                 refused.value.close()
                 assert refused.value.code == 503
             assert len(select.select([process.stdout, process.stderr], [], [], 0)[0]) == 2, "both pipes have output"

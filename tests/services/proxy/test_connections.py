@@ -24,11 +24,10 @@ from tests.services.proxy.test_server import allow_files, certificates, rest_of,
 from tests.support.proxy.proxy_attacks import replies
 from tests.support.proxy.proxy_process import ProxyProcess
 from tests.support.proxy.proxy_worlds import signed_headers
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS_MAX, wait_until
 
 pytestmark = pytest.mark.process
 
-DEADLINE_SECONDS = 60
 KEY = AccessKey("ACMEKEY1", "secret-of-acme-1")
 
 
@@ -78,7 +77,7 @@ def connect(port: int, context: ssl.SSLContext | None = None, *, keeps: int | No
     sock = socket.socket()
     if keeps is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, keeps)
-    sock.settimeout(DEADLINE_SECONDS)
+    sock.settimeout(SECONDS_MAX)
     sock.connect(("127.0.0.1", port))
     return sock if context is None else context.wrap_socket(sock, server_hostname="127.0.0.1")
 
@@ -191,7 +190,7 @@ def test_connections_without_a_handshake_count(lake: OnePartLake, sockets: ExitS
         for _ in range(600):
             sockets.enter_context(connect(proxy.port))
         assert answer_over_tls(proxy, certificates).endswith(b'{"status":"ok"}\n')
-        with urllib.request.urlopen(f"{proxy.admin}/health", timeout=DEADLINE_SECONDS) as answer:
+        with urllib.request.urlopen(f"{proxy.admin}/health", timeout=SECONDS_MAX) as answer:
             assert answer.read() == b'{"status":"ok"}\n'
         wait_until(lambda: files_of(proxy) <= before + 60, "they are kept open")
         proxy.signal(signal.SIGTERM)

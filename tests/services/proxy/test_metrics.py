@@ -12,8 +12,7 @@ from starlette.responses import PlainTextResponse
 
 from icedb.services.http.admin import admin_app
 from icedb.services.proxy.metrics import TENANTS_MAX, ProxyMetrics
-
-DEADLINE_SECONDS = 20
+from tests.support.waiting import SECONDS_MAX
 
 
 def samples(metrics: ProxyMetrics, name: str) -> dict[tuple[str, ...], float]:
@@ -85,7 +84,7 @@ def test_a_scrape_does_not_block_requests() -> None:
 
     class Slow(ProxyMetrics):
         def text(self) -> bytes:
-            return b"in time" if healthy.wait(DEADLINE_SECONDS) else b"too late"
+            return b"in time" if healthy.wait(SECONDS_MAX) else b"too late"
 
     looked = threading.Event()
     app = admin_app({"/health": lambda: PlainTextResponse("ok\n")}, Slow(), looked.set)

@@ -29,8 +29,8 @@ from icedb.testing import check_sound
 from icedb_dagster import IceDBResource, icedb_pool
 from icedb_dagster.dev import stack
 from icedb_dagster.dev.stack.home import PACKAGED_CONFIG
-from icedb_dagster.dev.stack.ports import free_port
 from tests.support.dagster.dagster_code import SETTINGS
+from tests.support.processes import free_port
 from tests.support.waiting import wait_until
 
 CODE = Path(__file__).with_name("dagster_code.py")

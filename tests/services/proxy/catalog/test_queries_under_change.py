@@ -133,9 +133,8 @@ def changing(table: Table, *, cleanup: bool) -> Iterator[tuple[WriterHistory, Fu
     writer.result()
 
 
-def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list[ClientQuery]:
-    """Repeat a query until `stop` is set."""
-    queries = []
+def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event, queries: list[ClientQuery]) -> None:
+    """Repeat a query until `stop` is set, and append each to `queries`."""
     while not stop.is_set():
         began = time.monotonic()
         try:
@@ -144,7 +143,6 @@ def ask_on(ask: Ask, client: str, access: Access, stop: threading.Event) -> list
             queries.append(ClientQuery(client, began, time.monotonic(), [], error))
         else:
             queries.append(ClientQuery(client, began, time.monotonic(), answer))
-    return queries
 
 
 def wait_for(condition: Callable[[], bool], writer: Future[None]) -> None:
@@ -162,25 +160,31 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: Changin
     table, stop = world.table("changing"), threading.Event()
     with ThreadPoolExecutor(len(ASKING)) as pool, changing(table, cleanup=True) as (changes, writer):
         began = time.monotonic()
-        asking = [pool.submit(ask_on, CLIENTS[name], name, world.acme, stop) for name in ASKING]
-        try:
-            wait_for(
-                lambda: (
-                    time.monotonic() - began >= SECONDS_MIN
-                    and len(changes.merges) >= MERGES_MIN
-                    and changes.deleted_parts > 0
-                ),
-                writer,
+        queries: list[ClientQuery] = []
+        asking = [pool.submit(ask_on, CLIENTS[name], name, world.acme, stop, queries) for name in ASKING]
+
+        def is_enough() -> bool:
+            good = [a for a in queries.copy() if a.error is None]
+            return (
+                time.monotonic() - began >= SECONDS_MIN
+                and len(changes.merges) >= MERGES_MIN
+                and changes.deleted_parts > 0
+                and len(good) >= QUERIES_MIN
+                and {a.client for a in good} == set(ASKING)
+                and len({len(a.answer) for a in good}) > 3
+                and any(a.began < ended and begun < a.ended for a in good for begun, ended in changes.merges)
             )
+
+        try:
+            wait_for(is_enough, writer)
         finally:
             stop.set()
-        queries = [a for some in asking for a in some.result()]
+        for one in asking:
+            one.result()
     excused = [a for a in queries if a.error is not None and a.ended - a.began > TIMING.grace_ms / 1000]
     failed = [(a.client, a.error) for a in queries if a.error is not None and a not in excused]
     assert not failed
     good = [a for a in queries if a.error is None]
-    assert len(good) >= QUERIES_MIN
-    assert {a.client for a in good} == set(ASKING)
     for one in good:
         batches = len(one.answer)
         assert one.answer == [(number, ROWS, 0) for number in range(batches)], one
@@ -190,8 +194,6 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: Changin
     for client in ASKING:
         sizes = [len(a.answer) for a in good if a.client == client]
         assert sizes == sorted(sizes), client  # results never go back in time
-    assert any(a.began < ended and begun < a.ended for a in good for begun, ended in changes.merges)
-    assert len({len(a.answer) for a in good}) > 3
 
 
 @pytest.mark.sampled(days=3)

@@ -32,7 +32,7 @@ from icedb.services.proxy.s3.s3_errors import S3Error
 SECRET = "sEcReT/that-must+not-be-shown"
 TOKEN = "tOkEn.that-must-not-be-shown"
 #: Deadline of events that must happen, on a busy machine.
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 120
 #: Deadline of events that must not happen: longer than all deadlines of a test.
 NEVER_SECONDS = 3 * DEADLINE_SECONDS
 

@@ -13,7 +13,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -29,6 +29,7 @@ from tests.support.proxy.iceberg_catalogs import CatalogAnswer, ask_token, beare
 from tests.support.proxy.proxy_clients import Access, boto3_client
 from tests.support.proxy.proxy_process import ProxyProcess
 from tests.support.proxy.proxy_signatures import OneTenant, presigned, signed
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -42,7 +43,7 @@ refresh = "0s"
 
 [iceberg]
 enabled = true
-token_expires = "2s"
+token_expires = "{expires}"
 
 [[tenant]]
 name = "acme"
@@ -82,7 +83,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     lake = tmp_path_factory.mktemp("hidden-lake")
     table = Table.create(str(lake / "shared"), partition_by=["u"], sort_by=["n"])
     table.insert([{"u": u, "n": n} for u in (1, 2) for n in range(10)])
-    with ProxyProcess(CONFIG.format(lake=lake)) as proxy:
+    with ProxyProcess(CONFIG.format(lake=lake, expires="1h")) as proxy:
         acme, rival = (Access(proxy.endpoint, id_, secret) for id_, secret in SECRETS.items())
         loaded = load(rival, "private").json
         [snapshot] = loaded["metadata"]["snapshots"]
@@ -309,10 +310,12 @@ def test_each_attack_gets_its_error(attacked: Attacked, name: str) -> None:
 
 
 def test_an_expired_token_is_rejected(attacked: Attacked) -> None:
-    token = attacked.token()
-    assert send(attacked.acme, *with_token(token)[:3]).status == 200
-    time.sleep(2.1)
-    assert send(attacked.acme, *with_token(token)[:3]).error == DENIED
+    with ProxyProcess(CONFIG.format(lake=attacked.lake, expires="2s")) as proxy:
+        acme = replace(attacked.acme, endpoint=proxy.endpoint)
+        headers = bearer(acme)
+        request = "GET", f"{TABLES}/events", headers
+        wait_until(lambda: send(acme, *request).error == DENIED, "the token has expired")
+        assert send(acme, "GET", f"{TABLES}/events", bearer(acme)).status == 200, "a new token is valid"
 
 
 def test_a_token_of_another_tenant_sees_that_tenant_only(attacked: Attacked) -> None:
@@ -374,7 +377,7 @@ def test_logs_have_no_secret(attacked: Attacked) -> None:
 
 
 def test_objects_have_no_secret_in_their_repr(tmp_path: Path) -> None:
-    (tmp_path / "proxy.toml").write_text(CONFIG.format(lake=tmp_path))
+    (tmp_path / "proxy.toml").write_text(CONFIG.format(lake=tmp_path, expires="1h"))
     assert not [s for s in SECRETS.values() if s in repr(load_config(tmp_path / "proxy.toml"))]
 
 
