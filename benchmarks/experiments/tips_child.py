@@ -8,20 +8,15 @@ It starts the clock before it imports the library, and blocks the packages of ex
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from pathlib import Path
+
+from benchmarks.harness.memory import memory_bytes
 
 __all__: list[str] = []
 
 # Packages of extras, which DuckDB and pyarrow would load if they are installed.
 EXTRAS = ("pandas", "polars")
-
-
-def _memory_bytes() -> int:
-    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(match[1]) * 1024 if match else 0
 
 
 def main(uri: str) -> None:
@@ -33,7 +28,7 @@ def main(uri: str) -> None:
     def step(name: str) -> None:
         nonlocal last
         now = time.process_time()
-        steps[name] = now - last, _memory_bytes()
+        steps[name] = now - last, memory_bytes("VmHWM")
         last = now
 
     step("nothing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from benchmarks.experiments.lab import FULL_SCAN, Lab, counted, million_bytes
 from benchmarks.harness.figures import Finding
+from benchmarks.harness.memory import memory_bytes
 from icedb import Table
 from icedb.format.table_spec import Compression, TableSpec
 from icedb.sql.connections import ROWS_PER_BATCH
@@ -145,19 +145,12 @@ def _memory_of_writing(source: str, target: Path, row_group_rows: int) -> int:
     with duckdb.connect() as con:
         con.execute(f"SET threads = {os.cpu_count()}; SET enable_progress_bar = false")
         con.execute(f"SELECT count(*) FROM read_parquet('{source}')").fetchall()
-        before = _memory("VmRSS")
+        before = memory_bytes("VmRSS")
         settings = ParquetSettings(source, TableSpec(row_group_rows=row_group_rows), INSERT_LEVEL)
         batches = con.sql(f"SELECT * FROM read_parquet('{source}')").to_arrow_reader(ROWS_PER_BATCH)
         encode(map(pa.Table.from_batches, ([batch] for batch in batches)), settings, rows=row_group_rows, path=target)
     target.unlink()
-    return _memory("VmHWM") - before
-
-
-def _memory(name: str) -> int:
-    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if match is None:
-        raise AssertionError(f"/proc/self/status has no {name}")
-    return int(match[1]) * 1024
+    return memory_bytes("VmHWM") - before
 
 
 # ------------------------------------------------------------------------------------------ bytes

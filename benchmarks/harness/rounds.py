@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from benchmarks.harness.memory import memory_bytes
+
 __all__ = ["Case", "Footprint", "Result", "Work", "peak_worker_bytes", "run_rounds"]
 
 # Interval of the search for worker processes. A shorter-lived process did no work.
@@ -158,7 +160,6 @@ def _processor_ticks(pid: int) -> int:
 
 def _peak_bytes(pid: int) -> int:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
+        return memory_bytes("VmHWM", pid)
+    except (OSError, KeyError):  # it has ended
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

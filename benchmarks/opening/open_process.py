@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from benchmarks.harness.memory import memory_bytes
 from benchmarks.opening.made_logs import DAYS, FIRST_DAY, append_commit
 from icedb import Table
 
@@ -74,7 +74,7 @@ def _open(folder: Path) -> dict[str, float]:
         (folder / key).unlink()
     if len(newer.parts) != parts + 1:
         raise AssertionError(f"the table has {len(newer.parts)} parts after a commit to {parts}")
-    return steps.measurements | {"held": held, "peak": _peak_bytes(), "parts": parts}
+    return steps.measurements | {"held": held, "peak": memory_bytes("VmHWM"), "parts": parts}
 
 
 def _prune(folder: Path) -> dict[str, float]:
@@ -95,11 +95,11 @@ def _opened(folder: Path) -> tuple[Table, _Steps, int]:
     small.files("event = 'e0000'")
     del small
     gc.collect()
-    before, steps = _resident_bytes(), _Steps()
+    before, steps = memory_bytes("VmRSS"), _Steps()
     table = steps.of("open", lambda: Table.open(folder))
     snapshot = steps.of("snapshot", table.snapshot)
     gc.collect()
-    held = _resident_bytes() - before
+    held = memory_bytes("VmRSS") - before
     del snapshot
     return table, steps, held
 
@@ -109,10 +109,10 @@ def _open_delta(folder: Path) -> dict[str, float]:
     from deltalake import DeltaTable
 
     DeltaTable(folder.with_name("small-delta")).file_uris()
-    before, steps = _resident_bytes(), _Steps()
+    before, steps = memory_bytes("VmRSS"), _Steps()
     table = steps.of("open", lambda: DeltaTable(folder))
     paths = steps.of("snapshot", table.file_uris)
-    return steps.measurements | {"held": _resident_bytes() - before, "parts": len(paths)}
+    return steps.measurements | {"held": memory_bytes("VmRSS") - before, "parts": len(paths)}
 
 
 PROGRAMS: dict[str, Callable[[Path], dict[str, float]]] = {
@@ -121,14 +121,6 @@ PROGRAMS: dict[str, Callable[[Path], dict[str, float]]] = {
     "prune": _prune,
     "delta": _open_delta,
 }
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":
