@@ -14,9 +14,9 @@ from icedb import Table
 
 
 def main() -> None:
-    uri, files, memory_bytes = sys.argv[1:]
+    uri, files, limit = sys.argv[1:]
     table = Table.create(uri, partition_by=["id % 4 AS part"], sort_by=["id"], storage_options={"fsync": "false"})
-    commit = table.insert(files, memory_bytes=int(memory_bytes))
+    commit = table.insert(files, memory_bytes=int(limit))
     sys.stdout.write(json.dumps({"rows": commit.rows, "peak_bytes": memory_bytes("VmHWM")}) + "\n")
 
 
