@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
+from benchmarks.harness.memory import memory_bytes
 from icedb import Table
 
 
