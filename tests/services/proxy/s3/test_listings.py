@@ -151,7 +151,8 @@ async def test_a_token_gives_no_access_to_other_buckets() -> None:
     mine, theirs = world.bucket("u=1"), replace(world.bucket("u=2"), name="theirs")
     app = make_app(world.tables(), [mine, theirs])
     _, token = await page(app, list_type="2", max_keys="1")
-    elsewhere = await page(app, "theirs", list_type="2", continuation_token=token)
-    assert elsewhere == ([], "InvalidArgument")
+    elsewhere, _ = await page(app, "theirs", list_type="2", continuation_token=token)
+    assert elsewhere
+    assert all(k.startswith("u=2/") for k in elsewhere)
     for forged in ("", "x", "W10=", "WzEsIngiLCIiXQ==", "WzE4MDAwMDAwMDAwMDAsIjAiLCIiXQ==", token[:-4], "é"):
         assert await page(app, list_type="2", continuation_token=forged) == ([], "InvalidArgument")
