@@ -296,26 +296,6 @@ def _network(plan: Plan, folder: Path, on_step: Step) -> Finding:
 
 # ------------------------------------------------------------------------------------------ memory
 
-# Prints the growth of the process's peak memory.
-_MERGE = """
-import os, sys
-from pathlib import Path
-from icedb import Table
-
-def memory(name):
-    [line] = [l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(name)]
-    return int(line.split()[1]) * 1024
-
-table = Table.open(sys.argv[1])
-before = table.query("SELECT count(*) FROM t").fetchall()
-started = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-table.merge(memory_bytes=int(sys.argv[2]))
-grown = memory("VmHWM") - started
-assert table.query("SELECT count(*) FROM t").fetchall() == before and len(table.snapshot().parts) == 1
-print(grown)
-"""
-
 
 def _memory(plan: Plan, folder: Path, on_step: Step) -> Finding:
     on_step("merge: memory")
@@ -325,7 +305,7 @@ def _memory(plan: Plan, folder: Path, on_step: Step) -> Finding:
         for n in range(appends):
             values = f"hash(i + {n * rows}) AS n, repeat(md5((i + {n})::VARCHAR), 5) AS s"
             table.insert(con.sql(f"SELECT {values} FROM range({max(1, rows // appends)}) r(i)").to_arrow_table())
-    command = [sys.executable, "-c", _MERGE, str(folder), str(MEMORY_BYTES)]
+    command = [sys.executable, "-m", "benchmarks.writes.merge_memory", str(folder), str(MEMORY_BYTES)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     shutil.rmtree(folder)
     grown = int(done.stdout) / _MIB

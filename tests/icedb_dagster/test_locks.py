@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -146,15 +145,15 @@ def test_a_slot_assigned_twice_is_waited_for(jobs: TableJobs, monkeypatch: pytes
             check_pool_held(context, checked)
             return
         storage.add_pending_step(pool, rival, step, should_assign=True)
-        if when == "before the check":
-            take()
-        else:
-            monkeypatch.setattr(table_lock, "time", SimpleNamespace(sleep=lambda _: take()))
+        frees.append(threading.Timer(2, free))
         try:
-            check_pool_held(context, checked)
+            with monkeypatch.context() as during:
+                if when == "before the check":
+                    take()
+                else:
+                    during.setattr(table_lock, "time", SimpleNamespace(sleep=lambda _: take()))
+                check_pool_held(context, checked)
         finally:
-            monkeypatch.setattr(table_lock, "time", time)
-            frees.append(threading.Timer(2, free))
             frees[0].start()
 
     merge = icedb.Table.merge

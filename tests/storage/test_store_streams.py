@@ -309,7 +309,7 @@ def test_a_reader_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch
         async for piece in await open_stream(_of_server(endpoint), "t/p", 0, len(body)):
             digest.update(piece)
             pieces += 1
-            await asyncio.sleep(6 if pieces in (1, 5) else 0)
+            await asyncio.sleep(6 if pieces in (1, 5) else 0)  # longer than a request and its retries
         return digest.hexdigest()
 
     with BreakingServer(body, lambda _: None).running() as server:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import permutations
@@ -19,6 +18,7 @@ from icedb.errors import MissingPart
 from icedb.operations.rewrite import arrow_merge, rewriter
 from icedb.operations.rewrite.arrow_merge import MergeInputs, UnsortedParts, merge_at_once, merge_sorted, open_inputs
 from icedb.sql.connections import MEMORY_BYTES_MIN
+from tests.support.processes import run_python
 
 #: A merge for which all rows do not fit into memory, but pages of each part do.
 SCARCE = 1024 * 1024
@@ -163,25 +163,6 @@ def test_pages_of_other_writers_count_as_a_whole_column(tmp_path: Path) -> None:
     assert can_stream == {"duckdb": False, "arrow": True}
 
 
-#: Merges a table with the least memory, and prints the growth of the process's peak memory in MiB.
-GROWTH = """
-import sys
-from pathlib import Path
-from icedb import Table
-
-def memory(name):
-    [line] = [l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(name)]
-    return int(line.split()[1])
-
-table = Table.open(sys.argv[1])
-table.query("SELECT count(*) FROM t").fetchall()
-started = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-table.merge(memory_bytes=int(sys.argv[2]))
-print((memory("VmHWM") - started) // 1024)
-"""
-
-
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc has the peak memory")
 @pytest.mark.slow(seconds=15)
@@ -192,9 +173,10 @@ def test_a_merge_of_sorted_parts_stays_within_its_memory(tmp_path: Path) -> None
         for n in range(8):
             row = f"hash(i + {n * 400_000}) AS n, repeat(md5((i + {n})::VARCHAR), 5) AS s"
             table.insert(con.sql(f"SELECT {row} FROM range(400_000) r(i)").to_arrow_table())
-    command = [sys.executable, "-c", GROWTH, table.uri, str(MEMORY_BYTES_MIN)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < MEMORY_BYTES_MIN // 2**20
+    done = run_python(
+        "-m", "benchmarks.writes.merge_memory", table.uri, MEMORY_BYTES_MIN, cwd=Path(__file__).parents[3]
+    )
+    assert int(done.stdout) < MEMORY_BYTES_MIN
     rows = table.query("SELECT count(*), count(DISTINCT n) FROM t").fetchall()
     assert rows == [(3_200_000, 3_200_000)]
     [part] = table.snapshot().parts

@@ -29,7 +29,7 @@ from tests.support.ingest.ingest_process import (
     arrow_stream,
     service_config,
 )
-from tests.support.waiting import SECONDS_MAX, wait_until
+from tests.support.waiting import SECONDS_MAX
 
 pytestmark = pytest.mark.process
 
@@ -146,21 +146,16 @@ def test_too_many_events_and_names(client: IngestClient) -> None:
         assert len(reply.body) < 500
 
 
-def wait_until_held(service: IngestProcess, size: int) -> None:
-    """Wait until unfinished bodies of this size in bytes take memory of the service."""
-    wait_until(lambda: f"icedb_ingest_held_bytes {size}.0" in service.metrics(), f"{size} bytes are held")
-
-
 def test_an_endless_body_does_not_block_others(service: IngestProcess, client: IngestClient) -> None:
     """The body takes the memory of its tenant until its timeout or the end of its connection."""
     events = b"[" + b",".join([b'{"n": 1}'] * 100) + b"]"
     with closing(connected(service)) as slow:
         slow.sendall(HEAD.encode() + b"Content-Length: %d\r\n\r\n" % BODY_MAX + b"[" * (BODY_MAX - 10))
-        wait_until_held(service, BODY_MAX - 10)
+        service.wait_for_metric("icedb_ingest_held_bytes", BODY_MAX - 10)
         reply = client.send("events", events)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert client.ask("GET", "/-/health").status == 200
-    wait_until_held(service, 0)
+    service.wait_for_metric("icedb_ingest_held_bytes", 0)
     assert client.send("events", events).status == 200
 
 
@@ -173,7 +168,7 @@ def test_a_body_that_is_not_sent_whole_in_time_ends_its_connection(tmp_path: Pat
     ):
         slow.sendall(HEAD.encode() + b"Content-Length: 1000\r\n\r\n[")
         assert slow.recv(1000) == b""  # closed, without a response
-        wait_until_held(service, 0)
+        service.wait_for_metric("icedb_ingest_held_bytes", 0)
 
 
 def test_unauthenticated_clients_cannot_fill_the_memory(service: IngestProcess, client: IngestClient) -> None:
@@ -182,7 +177,7 @@ def test_unauthenticated_clients_cannot_fill_the_memory(service: IngestProcess, 
     body = json.dumps({"writeKey": KEY, "batch": [], "context": {"text": "x" * 20_000}}).encode()
     with closing(connected(service)) as slow:
         slow.sendall(head + b"[" * (BODY_MAX - 10))
-        wait_until_held(service, BODY_MAX - 10)
+        service.wait_for_metric("icedb_ingest_held_bytes", BODY_MAX - 10)
         assert client.ask("POST", "/v1/batch", body).status == 503
         assert client.call("batch", json.loads(body)).status == 200  # authenticated clients have room
 

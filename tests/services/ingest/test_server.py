@@ -56,11 +56,6 @@ def send(service: IngestProcess, *ids: str) -> IngestReply:
         return client.send("events", [{"id": i} for i in ids])
 
 
-def pending(service: IngestProcess) -> int:
-    lines = service.metrics().splitlines()
-    return int(float(next(line.split()[-1] for line in lines if line.startswith("icedb_ingest_pending_rows{"))))
-
-
 def ready(service: IngestProcess) -> Any:
     with IngestClient(service.admin) as admin:
         reply = admin.ask("GET", "/ready")
@@ -72,7 +67,7 @@ def test_pending_rows_are_acknowledged_before_the_exit(tmp_path: Path, executor:
     table = 'delay_max = "10m"\nbytes_max = 1000\npending_bytes_max = 1000'
     with IngestProcess(config(str(tmp_path / "events"), table=table)) as service:
         first: Future[IngestReply] = executor.submit(send, service, "x" * 950)
-        wait_until(lambda: pending(service) == 1, "the row is pending")
+        service.wait_for_metric('icedb_ingest_pending_rows{table="events"}', 1)
         full = send(service, "y" * 600)
         assert (full.status, full.json["error"]) == (503, "unavailable")
         assert int(full.headers["retry-after"]) >= 1
@@ -134,7 +129,7 @@ def test_without_the_store_no_request_is_acknowledged(
         assert ready(service) == (200, None)
         store.open.clear()
         never = executor.submit(send, service, "never")
-        wait_until(lambda: pending(service) == 1, "the row is pending")
+        service.wait_for_metric('icedb_ingest_pending_rows{table="events"}', 1)
         service.signal(signal.SIGTERM)
         assert service.wait() == 0  # the exit has a time limit
         with pytest.raises((http.client.HTTPException, OSError)):

@@ -25,7 +25,7 @@ from tests.support.ingest.ingest_process import (
     IngestReply,
     arrow_stream,
 )
-from tests.support.waiting import SECONDS_MAX, wait_until
+from tests.support.waiting import SECONDS_MAX
 
 pytestmark = pytest.mark.process
 
@@ -122,8 +122,7 @@ def test_requests_within_partitions_max_never_make_a_commit_beyond_it(tmp_path: 
     flood = [sending([{"kind": f"f{r}-{n}", "n": 0} for n in range(each)], HOSTILE) for r in range(8)]
     with IngestProcess(text) as service, ThreadPoolExecutor(1) as pool:
         sent = pool.submit(at_once, service, *flood, victim(10), victim(11))
-        pending = f'icedb_ingest_pending_rows{{table="events"}} {8 * each + 2}.0'
-        wait_until(lambda: pending in service.metrics(), "all requests wait for one commit")
+        service.wait_for_metric('icedb_ingest_pending_rows{table="events"}', 8 * each + 2)
         service.signal(signal.SIGTERM)  # commits what is pending
         replies = sent.result(SECONDS_MAX)
     assert [r.status for r in replies] == [200] * 10
@@ -196,7 +195,7 @@ def test_bodies_of_one_tenant_do_not_block_others(tmp_path: Path) -> None:
         for _ in range(2):
             connection = slow.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
             connection.sendall(head.encode() + b"[" * 199_000)
-        wait_until(lambda: "icedb_ingest_held_bytes 398000.0" in service.metrics(), "both bodies are held")
+        service.wait_for_metric("icedb_ingest_held_bytes", 398_000)
         large = [{"kind": "a", "text": "x" * 20_000}]
         reply = client.send("events", large)
         assert (reply.status, reply.json["error"]) == (503, "unavailable")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tests.support.proxy.proxy_process import ProxyProcess
+from tests.support.waiting import wait_until
 
 JSON, LINES, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
 #: The key of the tenant `acme`, and of `globex`, in the configurations of tests.
@@ -29,6 +30,10 @@ class IngestProcess(ProxyProcess):
         """Request the metrics in Prometheus's text format."""
         with IngestClient(self.admin) as admin:
             return admin.ask("GET", "/metrics").body.decode()
+
+    def wait_for_metric(self, sample: str, value: float) -> None:
+        """Wait until a sample, which is a name with labels, has a value."""
+        wait_until(lambda: f"\n{sample} {float(value)}\n" in self.metrics(), f"{sample} is {value}")
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,11 @@ class ProxyProcess:
         self.endpoint = ""
         #: The address of health and metrics, if configured.
         self.admin = ""
+        #: When it was started, by `time.monotonic`.
+        self.started_s = 0.0
 
     def __enter__(self) -> Self:
+        self.started_s = time.monotonic()
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
                 self.command(),

@@ -164,7 +164,7 @@ def test_each_response_is_of_one_snapshot_while_the_table_changes(world: Changin
         asking = [pool.submit(ask_on, CLIENTS[name], name, world.acme, stop, queries) for name in ASKING]
 
         def is_enough() -> bool:
-            good = [a for a in queries.copy() if a.error is None]
+            good = [a for a in queries if a.error is None]
             return (
                 time.monotonic() - began >= SECONDS_MIN
                 and len(changes.merges) >= MERGES_MIN
