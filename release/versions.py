@@ -13,6 +13,7 @@ S3 extension, a separate wheel, only from its own release.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 import tomllib
@@ -50,7 +51,7 @@ RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 
 def _tools() -> list[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return [wanted for wanted in extras["dev"] if wanted.split(">")[0] in TOOLS]
+    return [wanted for wanted in extras["dev"] if re.split("[<=>]", wanted)[0] in TOOLS]
 
 
 def _prepare(fresh: Environment, which: str, overrides: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ class LocalS3:
 def local_s3() -> Iterator[LocalS3]:
     """Yield a server with an empty bucket, and delete both afterwards. Raises RuntimeError if it does not start."""
     if importlib.util.find_spec("ministack") is None:
-        raise RuntimeError("this example needs a local S3 server. Run: pip install 'ministack>=1.5.33,<1.6'")
+        raise RuntimeError("this example needs a local S3 server. Run: pip install ministack==1.5.33 boto3==1.43.106")
     with tempfile.TemporaryDirectory(prefix="icedb-example-s3-") as folder:
         port = free_port()
         env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}

@@ -9,15 +9,17 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import icedb
@@ -236,6 +238,30 @@ def test_installed_packages_are_in_the_version_ranges() -> None:
     for text in PROJECT["dependencies"]:
         wanted = Requirement(text)
         assert distribution(wanted.name).version in wanted.specifier
+
+
+def test_pip_does_not_search_for_a_version_that_another_package_requires_exactly() -> None:
+    """Pip meets such a requirement late, and then tries old versions of all packages that it has selected before."""
+    wanted_by_name = defaultdict[str, dict[str, SpecifierSet]](dict)
+    for package in distributions():
+        for wanted in map(Requirement, package.requires or []):
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                wanted_by_name[canonicalize_name(wanted.name)][package.name] = wanted.specifier
+    searched = {
+        name
+        for name, specifiers in wanted_by_name.items()
+        if len(set(specifiers.values())) > 1
+        and any("==" in str(one) and "*" not in str(one) for one in specifiers.values())
+    }
+    pinned = {
+        canonicalize_name(wanted.name): str(wanted.specifier)
+        for wanted in map(Requirement, _all_requirements())
+        if str(wanted.specifier).startswith("==")
+    }
+    assert searched <= pinned.keys()
+    server = f"pip install ministack{pinned['ministack']} boto3{pinned['boto3']}"
+    assert server in (ROOT / "examples" / "README.md").read_text()
+    assert server in (ROOT / "examples" / "shared" / "local_s3.py").read_text()
 
 
 def test_the_hooks_run_the_commands_of_make_lint() -> None:
