@@ -131,7 +131,7 @@ versions: $(VENV)/.installed-dev  ## Test the lowest and the newest supported Da
 	@$(BIN)/python -m release.versions $(WHICH)
 
 azurite: $(VENV)/.installed-dev  ## Install Azure's emulator for the tests (needs Node.js and npm)
-	@npm install --silent --no-fund --no-audit --prefix $(VENV)/azurite azurite@3.35.0
+	@npm install --loglevel=error --no-fund --no-audit --prefix $(VENV)/azurite azurite@3.35.0 >/dev/null
 
 hooks: $(VENV)/.installed-dev  ## Let git run the linters before each commit
 	@$(BIN)/pre-commit install
