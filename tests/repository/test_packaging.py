@@ -62,7 +62,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the unpacked source distribution."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(hatch(ROOT, folder, "sdist")) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4, without a warning
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     [unpacked] = [path for path in folder.iterdir() if path.is_dir()]
     return unpacked
 
