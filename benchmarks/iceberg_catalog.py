@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.harness.memory import memory_bytes
 from benchmarks.harness.processes import server
 from benchmarks.harness.proxy_world import KEY_ID, SECRET, boto_client
 from icedb import Table
@@ -165,8 +166,7 @@ def _processor_seconds(pid: int, work: Callable[[], object]) -> float:
 
 
 def _memory(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
+    return memory_bytes("VmRSS", pid) / 1024**2
 
 
 def main(

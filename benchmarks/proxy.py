@@ -32,6 +32,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
+from benchmarks.harness.memory import memory_bytes
 from benchmarks.harness.proxy_world import (
     BUCKET,
     KEY_ID,
@@ -267,21 +268,14 @@ def _memory(plan: ProxyRun, endpoint: str, process: int, key: str, on_step: Call
     each = max(1, plan.requests // CLIENTS)
     on_step("memory: requests before the first look")
     _at_once(lambda: _through(endpoint), "bytes", key, each)
-    before = _resident_bytes(process)
+    before = memory_bytes("VmRSS", process)
     on_step(f"memory: {each * CLIENTS:,} requests")
     _at_once(lambda: _through(endpoint), "bytes", key, each)
-    after = _resident_bytes(process)
+    after = memory_bytes("VmRSS", process)
     mib = 1024**2
     return Figure(
         f"memory after {each * CLIENTS:,} GETs more", "MiB", [before / mib], [after / mib], GOAL_MEMORY, rate=False
     )
-
-
-def _resident_bytes(process: int) -> int:
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"the process {process} has no memory")
 
 
 # ------------------------------------------------------------------------------------------ turns

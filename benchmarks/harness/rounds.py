@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness.memory import memory_bytes
+from benchmarks.harness.memory import memory_bytes, reset_peak
 
 __all__ = ["Case", "Footprint", "Result", "Work", "peak_worker_bytes", "run_rounds"]
 
@@ -105,7 +105,7 @@ def peak_worker_bytes(root: int) -> Iterator[list[int]]:
     before = {pid: _processor_ticks(pid) for pid in _workers(root)}
     for pid in before:
         with suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
+            reset_peak(pid)
 
     def scan() -> None:
         worked = [pid for pid in _workers(root) if _processor_ticks(pid) > before.get(pid, -1)]

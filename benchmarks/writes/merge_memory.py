@@ -6,9 +6,8 @@ python -m benchmarks.writes.merge_memory TABLE MEMORY_BYTES
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from benchmarks.harness.memory import memory_bytes
+from benchmarks.harness.memory import memory_bytes, reset_peak
 from icedb import Table
 
 __all__: list[str] = []
@@ -19,7 +18,7 @@ def main(uri: str, limit: int) -> None:
     table = Table.open(uri)
     before = table.query("SELECT count(*) FROM t").fetchall()
     started = memory_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    reset_peak()
     table.merge(memory_bytes=limit)
     grown = memory_bytes("VmHWM") - started
     if table.query("SELECT count(*) FROM t").fetchall() != before or len(table.snapshot().parts) != 1:

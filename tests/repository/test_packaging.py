@@ -235,6 +235,15 @@ def _all_requirements() -> list[str]:
     return [*PROJECT["dependencies"], *(text for some in PROJECT["optional-dependencies"].values() for text in some)]
 
 
+def _pinned() -> dict[str, str]:
+    """Return the version, as `==1.2.3`, of each package of which one version is supported."""
+    return {
+        canonicalize_name(wanted.name): str(wanted.specifier)
+        for wanted in map(Requirement, _all_requirements())
+        if str(wanted.specifier).startswith("==")
+    }
+
+
 def test_installed_packages_are_in_the_version_ranges() -> None:
     """The suite runs on versions that the project promises."""
     for text in PROJECT["dependencies"]:
@@ -255,12 +264,11 @@ def test_pip_does_not_search_for_a_version_that_another_package_requires_exactly
         if len(set(specifiers.values())) > 1
         and any("==" in str(one) and "*" not in str(one) for one in specifiers.values())
     }
-    pinned = {
-        canonicalize_name(wanted.name): str(wanted.specifier)
-        for wanted in map(Requirement, _all_requirements())
-        if str(wanted.specifier).startswith("==")
-    }
-    assert searched <= pinned.keys()
+    assert searched <= _pinned().keys()
+
+
+def test_the_examples_install_the_s3_server_of_the_suite() -> None:
+    pinned = _pinned()
     server = f"pip install ministack{pinned['ministack']} boto3{pinned['boto3']}"
     assert server in (ROOT / "examples" / "README.md").read_text()
     assert server in (ROOT / "examples" / "shared" / "local_s3.py").read_text()
